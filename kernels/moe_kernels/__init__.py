@@ -1,0 +1,1 @@
+"""GPU kernels of the routed path; import name `moe_kernels`."""

@@ -1,0 +1,54 @@
+"""Fixtures and collection rules of the whole suite; standard library and pytest only (it also runs on bare GPU machines)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def shared_dir() -> Path | None:
+    """Return the folder of shared material (report text, traces of others), None where it is absent."""
+    told = os.environ.get("WORKBENCH_SHARED")
+    for path in [Path(told)] if told else [ROOT.parent / "shared", ROOT / "shared"]:
+        if path.is_dir():
+            return path
+    return None
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Folder of shared material; skips where it is absent."""
+    path = shared_dir()
+    if path is None:
+        pytest.skip("the shared material (report text, traces of others) is not on this machine")
+    return path
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of the system's Chromium; skips where there is none."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if path := shutil.which(name):
+            return path
+    pytest.skip("no chromium on this machine: apt-get install chromium")
+
+
+def _gpu() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip GPU tests with a reason where no GPU is visible."""
+    marked = [i for i in items if i.get_closest_marker("gpu")]
+    if marked and not _gpu():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU; none is visible here"))

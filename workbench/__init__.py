@@ -1,0 +1,43 @@
+"""Headroom Workbench: why the GPU waits, as experiments that run."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "load", "slugs", "verify"]
+
+
+def load(slug: str):
+    """Return the experiment named `slug`.
+
+    Args:
+        slug: name of a module of `workbench.experiments`, e.g. ``"fig30_submission_headroom"``.
+    Raises:
+        KeyError: no such experiment; the message lists close names.
+    """
+    from workbench.experiment import load as _load
+
+    return _load(slug)
+
+
+def slugs() -> list[str]:
+    """Return the slugs of all experiments, in index order."""
+    from workbench.experiment import slugs as _slugs
+
+    return _slugs()
+
+
+def verify(fn, *, steps: int = 3, warmup: int = 2, **options):
+    """Profile a callable on the GPU and say whether its steps are synchronization-free.
+
+    Source: report, Appendix B.6.
+    """
+    from workbench.measure.capture import verify as _verify
+
+    return _verify(fn, steps=steps, warmup=warmup, **options)
+
+
+def load_ipython_extension(ipython) -> None:
+    """Register the `%%headroom` cell magic."""
+    from workbench.magic import load_ipython_extension as _load
+
+    _load(ipython)

@@ -1,0 +1,407 @@
+"""The one idea: an experiment is plain functions around one tidy table.
+
+    source -> tidy table -> figure + checks          (source: model | recorded | live | report)
+
+Nothing here imports polars, plotly or torch at module level, so that a bare GPU machine can import an experiment
+and measure it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import html
+import importlib
+import json
+import math
+import pkgutil
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    import polars as pl
+
+    from workbench.record import Recording
+
+Source = Literal["model", "recorded", "live", "report"]
+SOURCES: tuple[Source, ...] = ("model", "recorded", "live", "report")
+RESULT_MIME = "application/vnd.headroom.result+json"
+
+
+def param(
+    default: Any,
+    doc: str,
+    *,
+    unit: str = "",
+    min: float | None = None,
+    max: float | None = None,
+    step: float | None = None,
+    choices: Sequence[Any] | None = None,
+    log: bool = False,
+) -> Any:
+    """Declare one parameter of an experiment: its default (the report's value), meaning, unit and slider bounds.
+
+    Args:
+        default: value that reproduces the report.
+        doc: one line for help texts.
+        unit: unit shown beside the slider, e.g. ``"us"``.
+        min: least allowed value, inclusive.
+        max: greatest allowed value, inclusive.
+        step: slider step.
+        choices: allowed values, instead of bounds.
+        log: the slider is logarithmic.
+    """
+    metadata = {"doc": doc, "unit": unit, "min": min, "max": max, "step": step, "choices": choices, "log": log}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Params:
+    """Base of every experiment's parameters: frozen, typed, bounded.
+
+    Raises:
+        ValueError: a value has the wrong type, is not finite, or lies outside its bounds; the message names the
+            parameter, what is allowed and what came.
+    """
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for f in dataclasses.fields(self):
+            value = _coerce(f.name, getattr(self, f.name), hints[f.name])
+            _check_bounds(f.name, value, f.metadata)
+            object.__setattr__(self, f.name, value)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the parameters as plain JSON values."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+
+    def replace(self, **changes: Any) -> typing.Self:
+        """Return a copy with `changes`, checked like a new one."""
+        _check_names(type(self), changes)
+        return dataclasses.replace(self, **changes)
+
+
+def _check_names(cls: type[Params], names: Iterable[str]) -> None:
+    allowed = [f.name for f in dataclasses.fields(cls)]
+    for name in names:
+        if name not in allowed:
+            near = difflib.get_close_matches(name, allowed, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"unknown parameter {name!r}: allowed are {', '.join(allowed) or 'none'}{hint}")
+
+
+def _coerce(name: str, value: Any, hint: Any) -> Any:
+    """Return `value` as the annotated type, without guessing (a string is never a number)."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in args:
+            return None
+        rest = [a for a in args if a is not type(None)]
+        return _coerce(name, value, rest[0])
+    if origin is Literal:
+        if value not in args:
+            raise ValueError(f"parameter {name!r}: expected one of {', '.join(map(repr, args))}, got {value!r}")
+        return value
+    if origin is tuple:
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise ValueError(f"parameter {name!r}: expected a list of {args[0].__name__}, got {value!r}")
+        return tuple(_coerce(f"{name}[{i}]", v, args[0]) for i, v in enumerate(value))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise ValueError(f"parameter {name!r}: expected {hint.__name__}, got {type(value).__name__} {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"parameter {name!r}: expected a finite number, got {value!r}")
+    return value
+
+
+def _check_bounds(name: str, value: Any, meta: Mapping[str, Any]) -> None:
+    if isinstance(value, tuple):
+        for i, v in enumerate(value):
+            _check_bounds(f"{name}[{i}]", v, meta)
+        return
+    if value is None:
+        return
+    choices, low, high = meta.get("choices"), meta.get("min"), meta.get("max")
+    if choices is not None and value not in choices:
+        raise ValueError(f"parameter {name!r}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
+    below = low is not None and value < low
+    above = high is not None and value > high
+    if below or above:
+        bounds = f"{'-inf' if low is None else low} to {'inf' if high is None else high}"
+        raise ValueError(f"parameter {name!r}: expected {bounds}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One claim of the report against a table: it holds, fails, or does not apply (`holds=None`).
+
+    Attributes:
+        claim: the claim in one sentence.
+        holds: True, False, or None where the table cannot decide it.
+        value: the figure that decided it, as text or number.
+    """
+
+    claim: str
+    holds: bool | None
+    value: str | float | int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"claim": self.claim, "holds": None if self.holds is None else bool(self.holds), "value": self.value}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One figure or table of the report, or one measurement of our kernels.
+
+    Attributes:
+        slug: name of module, notebook, test and recordings.
+        group: notebook folder: ``s08_sync_free``, ``appendix_b`` or ``tools``.
+        title: one line.
+        claim: what it shows, one sentence.
+        kind: ``conceptual`` (the report's drawing, re-run by its rule), ``model``, ``measured`` or ``report``.
+        anchor: where in the report.
+        params: a `Params` subclass.
+        figure: `Result` -> plotly figure. It never asks where the rows came from.
+        checks: `Result` -> claims.
+        model: params -> rows (list of dicts or polars DataFrame), the pure computation.
+        report: params -> rows transcribed from the report.
+        recorded: (params, recording) -> rows; the default returns the recording's table.
+        measure: (params, recorder) -> rows, run on this machine's GPU; the same function writes recordings.
+        recording: name of the pinned recording under ``data/recorded/<slug>/``.
+        interactive: params -> spec of a client-side view (see `workbench.widgets.timeline_view`).
+        needs: what live measuring needs, in words (``"one CUDA GPU"``).
+    """
+
+    slug: str
+    group: Literal["s08_sync_free", "appendix_b", "tools"]
+    title: str
+    claim: str
+    kind: Literal["conceptual", "model", "measured", "report"]
+    anchor: str
+    params: type[Params]
+    figure: Callable[[Result], go.Figure]
+    checks: Callable[[Result], list[Check]]
+    model: Callable[[Any], Any] | None = None
+    report: Callable[[Any], Any] | None = None
+    recorded: Callable[[Any, Recording], Any] | None = None
+    measure: Callable[[Any, Any], Any] | None = None
+    recording: str | None = None
+    interactive: Callable[[Any], dict[str, Any]] | None = None
+    needs: str = "one CUDA GPU"
+
+    def sources(self) -> list[Source]:
+        """Return the sources that this experiment has, on any machine."""
+        have: dict[Source, bool] = {
+            "model": self.model is not None,
+            "recorded": self.recording is not None,
+            "live": self.measure is not None,
+            "report": self.report is not None,
+        }
+        return [s for s in SOURCES if have[s]]
+
+    def choose(self, source: str) -> Source:
+        """Resolve ``auto`` (live where a GPU is, else recorded, else model, else report) and refuse what is absent.
+
+        Raises:
+            ValueError: the source is unknown, or this experiment does not have it.
+        """
+        have = self.sources()
+        if source == "auto":
+            order: list[Source] = ["live", "recorded", "model", "report"]
+            for s in order:
+                if s in have and (s != "live" or gpu_present()):
+                    return s
+            raise ValueError(
+                f"{self.slug}: no source can run here; it has {', '.join(have) or 'none'} (needs {self.needs})"
+            )
+        if source not in SOURCES:
+            raise ValueError(f"{self.slug}: unknown source {source!r}: expected auto, {', '.join(SOURCES)}")
+        if source not in have:
+            raise ValueError(f"{self.slug}: has no source {source!r}; it has {', '.join(have)}")
+        if source == "live" and not gpu_present():
+            raise ValueError(f"{self.slug}: source 'live' needs {self.needs}; no CUDA GPU is visible on this machine")
+        return typing.cast(Source, source)
+
+    def run(self, source: str = "auto", **params: Any) -> Result:
+        """Compute, load or measure the table.
+
+        Args:
+            source: ``auto``, ``model``, ``recorded``, ``live`` or ``report``.
+            **params: fields of `self.params`; unknown names and bad values raise.
+        """
+        _check_names(self.params, params)
+        values = self.params(**params)
+        chosen = self.choose(source)
+        recording = None
+        if chosen == "model":
+            rows = self.model(values)  # type: ignore[misc]
+        elif chosen == "report":
+            rows = self.report(values)  # type: ignore[misc]
+        elif chosen == "recorded":
+            from workbench.record import load_recording
+
+            recording = load_recording(self.slug, self.recording)  # type: ignore[arg-type]
+            rows = self.recorded(values, recording) if self.recorded else recording.rows()
+        else:
+            from workbench.record import Recorder
+
+            recorder = Recorder(self.slug, values.as_dict())
+            rows = self.measure(values, recorder)  # type: ignore[misc]
+            recording = recorder.live()
+        return Result(experiment=self, params=values, source=chosen, table=_frame(rows), recording=recording)
+
+    def __repr__(self) -> str:
+        return f"<Experiment {self.slug}: {self.title} [{', '.join(self.sources())}]>"
+
+
+def _frame(rows: Any) -> pl.DataFrame:
+    import polars as pl
+
+    return rows if isinstance(rows, pl.DataFrame) else pl.DataFrame(rows, infer_schema_length=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A table with the story of where it came from.
+
+    Attributes:
+        experiment: the experiment.
+        params: its parameters.
+        source: ``model``, ``recorded``, ``live`` or ``report``.
+        table: tidy polars DataFrame.
+        recording: the recording behind the table, for ``recorded`` and ``live``.
+    """
+
+    experiment: Experiment
+    params: Any
+    source: Source
+    table: pl.DataFrame
+    recording: Recording | None = None
+
+    @property
+    def slug(self) -> str:
+        """Slug of the experiment."""
+        return self.experiment.slug
+
+    @property
+    def badge(self) -> str:
+        """One line that says where the numbers come from."""
+        if self.source == "model":
+            return "conceptual model, not measured" if self.experiment.kind == "conceptual" else "computed by a model"
+        if self.source == "report":
+            return "transcribed from the report"
+        assert self.recording is not None
+        return ("measured live on " if self.source == "live" else "recorded on ") + self.recording.label
+
+    @cached_property
+    def checks(self) -> list[Check]:
+        """Claims of the report against this table."""
+        return self.experiment.checks(self)
+
+    def figure(self) -> go.Figure:
+        """Draw the table, with the source badge."""
+        from workbench.plotting import badge
+
+        return badge(self.experiment.figure(self), self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return slug, source, recording, table and checks as plain JSON values."""
+        return {
+            "slug": self.slug,
+            "source": self.source,
+            "recording": self.recording.name if self.recording else None,
+            "table": json_safe(self.table.to_dicts()),
+            "checks": json_safe([c.as_dict() for c in self.checks]),
+        }
+
+    def report(self) -> None:
+        """Display the checks in a notebook, with a machine-readable copy that the suite reads."""
+        from IPython.display import display
+
+        payload = self.as_dict()
+        payload.pop("table")
+        payload |= {"badge": self.badge, "params": json_safe(self.params.as_dict()), "rows": self.table.height}
+        bundle = {"text/html": self._checks_html(), "text/plain": self._checks_text(), RESULT_MIME: payload}
+        display(bundle, raw=True)
+
+    def _checks_text(self) -> str:
+        word = {True: "holds", False: "FAILS", None: "n/a"}
+        lines = [f"{word[c.holds]:>5}  {c.claim}  [{c.value}]" for c in self.checks]
+        return "\n".join([f"{self.slug}: {self.badge}", *lines])
+
+    def _checks_html(self) -> str:
+        style = {True: ("✓ holds", "#009E73"), False: ("✗ fails", "#D55E00"), None: ("– n/a", "#808080")}
+        rows = []
+        for c in self.checks:
+            word, colour = style[c.holds]
+            value = "" if c.value is None else html.escape(str(c.value))
+            rows.append(
+                f'<tr><td style="color:{colour};white-space:nowrap;font-weight:600;text-align:left">{word}</td>'
+                f'<td style="text-align:left">{html.escape(c.claim)}</td>'
+                f'<td style="text-align:left;font-variant-numeric:tabular-nums">{value}</td></tr>'
+            )
+        head = "<tr><th></th><th style='text-align:left'>claim</th><th style='text-align:left'>value</th></tr>"
+        return f"<table>{head}{''.join(rows)}</table><p><small>{html.escape(self.badge)}</small></p>"
+
+
+def json_safe(value: Any) -> Any:
+    """Return `value` with NumPy scalars, tuples and non-finite floats made JSON-representable (NaN becomes null)."""
+    if isinstance(value, Mapping):
+        return {str(k): json_safe(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_safe(v) for v in value]
+    if hasattr(value, "item") and not isinstance(value, (str, bytes)):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, (str, int, float, bool)) or value is None:
+        return value
+    return str(value)
+
+
+def to_json(result: Result, indent: int | None = None) -> str:
+    """Return `Result.as_dict` as strict JSON text."""
+    return json.dumps(result.as_dict(), indent=indent, allow_nan=False)
+
+
+def gpu_present() -> bool:
+    """True where torch sees a CUDA GPU."""
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+def slugs() -> list[str]:
+    """Return the slugs of all experiments, sorted."""
+    import workbench.experiments as package
+
+    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+
+
+def load(slug: str) -> Experiment:
+    """Return the experiment named `slug`.
+
+    Raises:
+        KeyError: no such experiment; the message lists close names.
+    """
+    known = slugs()
+    if slug not in known:
+        near = difflib.get_close_matches(slug, known, n=3, cutoff=0.4)
+        raise KeyError(
+            f"no experiment {slug!r}" + (f"; close: {', '.join(near)}" if near else f"; known: {', '.join(known)}")
+        )
+    experiment = importlib.import_module(f"workbench.experiments.{slug}").EXPERIMENT
+    if experiment.slug != slug:
+        raise ValueError(f"module {slug!r} defines experiment {experiment.slug!r}: one slug for both")
+    return experiment

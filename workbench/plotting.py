@@ -1,0 +1,180 @@
+"""How every figure looks: colours by meaning, one template for light and dark, timeline lanes, the source badge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from workbench.experiment import Result
+
+# Okabe-Ito hues: told apart by readers with any common colour-vision deficiency. Idle and waits are also hatched.
+COLOURS: dict[str, str] = {
+    "cpu_submit": "#0072B2",
+    "host_work": "#7FB8D8",
+    "gpu_execute": "#009E73",
+    "copy": "#56B4E9",
+    "communication": "#E69F00",
+    "idle": "#B8B8B8",
+    "sync_wait": "#D55E00",
+    "headroom": "#CC79A7",
+    "report": "#555555",
+}
+LABELS: dict[str, str] = {
+    "cpu_submit": "CPU submission",
+    "host_work": "host work",
+    "gpu_execute": "GPU execution",
+    "copy": "copy",
+    "communication": "communication",
+    "idle": "GPU idle",
+    "sync_wait": "sync wait",
+    "headroom": "headroom",
+    "report": "report",
+}
+PATTERNS: dict[str, str] = {"idle": "/", "sync_wait": "x"}
+SOURCE_COLOURS: dict[str, str] = {"model": "#767676", "recorded": "#0072B2", "live": "#00795A", "report": "#8A5A83"}
+SERIES: tuple[str, ...] = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#767676")
+# Mid grey reads at 4.5:1 on white and on JupyterLab's dark background, so one figure serves both themes.
+INK = "#767676"
+GRID = "rgba(128,128,128,0.22)"
+MONO = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+
+
+def template() -> go.layout.Template:
+    """Return the project's plotly template: transparent, readable on light and dark backgrounds."""
+    import plotly.graph_objects as go
+
+    axis = {
+        "gridcolor": GRID,
+        "zeroline": False,
+        "linecolor": GRID,
+        "ticks": "outside",
+        "tickcolor": GRID,
+        "automargin": True,
+    }
+    return go.layout.Template(
+        layout={
+            "colorway": list(SERIES),
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {
+                "color": INK,
+                "size": 13,
+                "family": "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif",
+            },
+            "title": {"x": 0, "xanchor": "left", "xref": "paper", "font": {"size": 16}},
+            "xaxis": axis,
+            "yaxis": axis,
+            "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
+            "margin": {"l": 60, "r": 20, "t": 70, "b": 70},
+            "hovermode": "closest",
+            "hoverlabel": {"font": {"family": MONO}},
+            "bargap": 0.15,
+        }
+    )
+
+
+def figure(title: str = "", *, rows: int = 1, height: int = 420, **subplot_options: Any) -> go.Figure:
+    """Return an empty figure in the project's template.
+
+    Args:
+        title: figure title.
+        rows: number of stacked panels with a shared x axis.
+        height: pixels.
+        **subplot_options: passed to `plotly.subplots.make_subplots`.
+    """
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    if rows > 1 or subplot_options:
+        options = {"shared_xaxes": True, "vertical_spacing": 0.06} | subplot_options
+        fig = make_subplots(rows=rows, **options)
+    else:
+        fig = go.Figure()
+    fig.update_layout(template=template(), title_text=title, height=height)
+    return fig
+
+
+def draw_lanes(
+    fig: go.Figure,
+    boxes: Mapping[str, Sequence[Any]],
+    *,
+    row: int | None = None,
+    lanes: Sequence[str] | None = None,
+    labels: bool = True,
+    unit: str = "",
+    seen: set[str] | None = None,
+) -> go.Figure:
+    """Draw boxes on named horizontal lanes, one trace per kind, coloured by meaning.
+
+    Args:
+        fig: figure of `figure()`.
+        boxes: columns ``lane, label, start, end, kind``; kinds are keys of `COLOURS`.
+        row: panel of a stacked figure.
+        lanes: lane order from top to bottom (default: order of appearance).
+        labels: write labels inside boxes.
+        unit: unit of the times, for hover texts.
+        seen: kinds that already have a legend entry; extended in place.
+    """
+    import plotly.graph_objects as go
+
+    seen = set() if seen is None else seen
+    lane, label, start, end, kind = (list(boxes[c]) for c in ("lane", "label", "start", "end", "kind"))
+    order = list(lanes) if lanes is not None else list(dict.fromkeys(lane))
+    where = {"row": row, "col": 1} if row is not None else {}
+    for k in dict.fromkeys(kind):
+        at = [i for i, v in enumerate(kind) if v == k]
+        colour = COLOURS[k]
+        idle = k in PATTERNS
+        fig.add_trace(
+            go.Bar(
+                orientation="h",
+                y=[lane[i] for i in at],
+                base=[float(start[i]) for i in at],
+                x=[float(end[i]) - float(start[i]) for i in at],
+                name=LABELS.get(k, k),
+                legendgroup=k,
+                showlegend=k not in seen,
+                marker={
+                    "color": "rgba(0,0,0,0)" if idle else colour,
+                    "line": {"color": colour, "width": 1},
+                    "pattern": {"shape": PATTERNS.get(k, ""), "fgcolor": colour, "size": 6, "solidity": 0.35},
+                },
+                text=[str(label[i]) for i in at] if labels and not idle else None,
+                textposition="inside",
+                insidetextanchor="middle",
+                insidetextfont={"color": "white"},
+                textangle=0,
+                constraintext="inside",
+                customdata=[(str(label[i]), float(end[i])) for i in at],
+                hovertemplate="%{customdata[0]}<br>%{base:.4g} to %{customdata[1]:.4g} "
+                + unit
+                + f"<extra>{LABELS.get(k, k)}</extra>",
+            ),
+            **where,
+        )
+        seen.add(k)
+    fig.update_layout(barmode="overlay")
+    fig.update_yaxes(categoryorder="array", categoryarray=order[::-1], **where)
+    return fig
+
+
+def badge(fig: go.Figure, result: Result) -> go.Figure:
+    """Write the source of the numbers under the figure, in the source's colour."""
+    colour = SOURCE_COLOURS[result.source]
+    fig.add_annotation(
+        text=f"■ {result.badge}",
+        xref="paper",
+        yref="paper",
+        x=1,
+        y=0,
+        xanchor="right",
+        yanchor="top",
+        yshift=-44,
+        showarrow=False,
+        font={"size": 11, "color": colour},
+    )
+    fig.update_layout(meta={"slug": result.slug, "source": result.source, "badge": result.badge})
+    return fig

@@ -1,0 +1,277 @@
+"""The only writer of ``data/recorded``: a measurement with its provenance, written once, whole, never edited.
+
+Standard library only (torch lazily), so that a bare GPU machine can record.
+
+Source: report, Appendix B.9.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+GROUPS = ("provenance", "workload", "topology", "precision", "environment", "protocol", "raw_outputs")
+
+
+def data_root() -> Path:
+    """Return the folder that holds ``report/`` and ``recorded/`` (checkout, or the copy inside the wheel)."""
+    override = os.environ.get("WORKBENCH_DATA")
+    if override:
+        return Path(override)
+    here = Path(__file__).resolve().parent
+    checkout = here.parent / "data"
+    return checkout if checkout.is_dir() else here / "_bundled" / "data"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recording as read from disk (or, live, as just measured).
+
+    Attributes:
+        slug: experiment.
+        name: folder name, ``<date>_<gpu>_<sha7>``; ``"live"`` for one that was not written.
+        record: contents of ``record.json``.
+        path: its folder, None when live.
+    """
+
+    slug: str
+    name: str
+    record: Mapping[str, Any]
+    path: Path | None = None
+    live_rows: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+
+    @property
+    def label(self) -> str:
+        """Device, date and commit, for badges."""
+        env, prov = self.record.get("environment", {}), self.record.get("provenance", {})
+        commit = str(prov.get("commit") or "unknown")[:7] + ("+changes" if prov.get("dirty") else "")
+        return f"{env.get('gpu') or 'CPU'}, {prov.get('date', '')[:10]}, commit {commit}"
+
+    def rows(self) -> Any:
+        """Return the table as a polars DataFrame."""
+        import polars as pl
+
+        if self.path is None:
+            return pl.DataFrame(list(self.live_rows), infer_schema_length=None)
+        return pl.read_csv(self.file("table.csv"), infer_schema_length=None)
+
+    def file(self, name: str) -> Path:
+        """Return the path of one raw output.
+
+        Raises:
+            FileNotFoundError: the recording has no such file.
+        """
+        if self.path is None:
+            raise FileNotFoundError(f"{self.slug}: a live result keeps no file {name!r}")
+        path = self.path / name
+        if not path.is_file():
+            raise FileNotFoundError(f"recording {self.slug}/{self.name} has no file {name!r}")
+        return path
+
+
+def load_recording(slug: str, name: str) -> Recording:
+    """Read one recording.
+
+    Raises:
+        FileNotFoundError: it is not there; the message lists those that are.
+    """
+    folder = data_root() / "recorded" / slug
+    path = folder / name
+    if not (path / "record.json").is_file():
+        have = sorted(p.name for p in folder.glob("*/")) if folder.is_dir() else []
+        raise FileNotFoundError(f"no recording {name!r} of {slug}; present: {', '.join(have) or 'none'}")
+    return Recording(slug, name, json.loads((path / "record.json").read_text(encoding="utf-8")), path)
+
+
+class Recorder:
+    """Collects what one measurement produced and writes it as one folder.
+
+    An experiment's `measure(params, recorder)` calls `row`/`samples`/`attach` and the group setters; whoever started
+    it decides whether to `write`.
+    """
+
+    def __init__(self, slug: str, params: Mapping[str, Any], *, command: str | None = None) -> None:
+        self.slug = slug
+        self.started = datetime.datetime.now(datetime.UTC)
+        self.rows: list[dict[str, Any]] = []
+        self.groups: dict[str, dict[str, Any]] = {g: {} for g in GROUPS}
+        self.groups["workload"]["params"] = dict(params)
+        self.command = command
+        self._files: dict[str, bytes] = {}
+        self._environment_start = _environment()
+
+    def row(self, **values: Any) -> None:
+        """Append one row of the tidy table."""
+        self.rows.append(values)
+
+    def samples(self, name: str, values: Sequence[float]) -> None:
+        """Keep raw repeats under `name` (summaries alone are not evidence)."""
+        key = "samples.json"
+        kept = json.loads(self._files[key]) if key in self._files else {}
+        kept[name] = [float(v) for v in values]
+        self._files[key] = json.dumps(kept).encode()
+
+    def attach(self, name: str, content: bytes | str | Path) -> None:
+        """Keep a raw output file (a trace, a log).
+
+        Raises:
+            ValueError: the name is not a plain file name.
+        """
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name in ("record.json", "table.csv"):
+            raise ValueError(f"attachment name {name!r}: expected letters, digits, '.', '_', '-'")
+        if isinstance(content, Path):
+            content = content.read_bytes()
+        self._files[name] = content.encode() if isinstance(content, str) else content
+
+    def set(self, group: str, **values: Any) -> None:
+        """Set fields of one of Appendix B.9's groups (workload, topology, precision, protocol, ...)."""
+        if group not in self.groups:
+            raise ValueError(f"unknown group {group!r}: expected one of {', '.join(GROUPS)}")
+        self.groups[group].update(values)
+
+    def live(self) -> Recording:
+        """Return what was measured as an unwritten recording."""
+        return Recording(self.slug, "live", self._record(), None, tuple(self.rows))
+
+    def _record(self) -> dict[str, Any]:
+        groups = {g: dict(v) for g, v in self.groups.items()}
+        commit, dirty = _commit()
+        groups["provenance"] = {
+            "commit": commit,
+            "dirty": dirty,
+            "date": self.started.isoformat(timespec="seconds"),
+            "seconds": round((datetime.datetime.now(datetime.UTC) - self.started).total_seconds(), 3),
+            "command": self.command or _command(),
+        } | groups["provenance"]
+        groups["environment"] = self._environment_start | {"at_end": _clocks()} | groups["environment"]
+        return {"schema": SCHEMA, "slug": self.slug, **groups}
+
+    def write(self, root: Path | None = None) -> Path:
+        """Write the recording as a new folder and return it; nothing is left half written.
+
+        Raises:
+            ValueError: no rows were recorded.
+            FileExistsError: a recording of this name is already there (recordings are append-only).
+        """
+        if not self.rows:
+            raise ValueError(f"{self.slug}: nothing to record, the table is empty")
+        record = self._record()
+        files = {"table.csv": _csv(self.rows), **self._files}
+        record["raw_outputs"]["files"] = {
+            n: {"sha256": hashlib.sha256(b).hexdigest(), "bytes": len(b)} for n, b in sorted(files.items())
+        }
+        gpu = re.sub(r"[^a-z0-9]+", "", (record["environment"].get("gpu") or "cpu").lower().replace("nvidia", ""))
+        commit = (record["provenance"]["commit"] or "nocommit")[:7]
+        name = f"{self.started:%Y-%m-%d}_{gpu}_{commit}{'-dirty' if record['provenance']['dirty'] else ''}"
+        parent = (root or data_root() / "recorded") / self.slug
+        parent.mkdir(parents=True, exist_ok=True)
+        target = parent / name
+        if target.exists():
+            target = parent / f"{name}_{self.started:%H%M%S}"
+        if target.exists():
+            raise FileExistsError(f"recording {target.name} of {self.slug} exists; recordings are never overwritten")
+        temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=parent))
+        try:
+            for n, b in files.items():
+                (temporary / n).write_bytes(b)
+            text = json.dumps(record, indent=1, sort_keys=False, allow_nan=False, default=str)
+            (temporary / "record.json").write_text(text + "\n", encoding="utf-8")
+            temporary.chmod(0o755)
+            os.replace(temporary, target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        return target
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    columns = list(dict.fromkeys(k for r in rows for k in r))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().encode()
+
+
+def _commit() -> tuple[str | None, bool]:
+    """Return (commit, dirty); a machine that gets an exported tree is told through WORKBENCH_COMMIT."""
+    told = os.environ.get("WORKBENCH_COMMIT")
+    if told:
+        return told, os.environ.get("WORKBENCH_DIRTY", "0") != "0"
+    here = Path(__file__).resolve().parent
+    try:
+        run = lambda *a: subprocess.run(
+            ["git", *a], cwd=here, capture_output=True, text=True, check=True
+        ).stdout.strip()  # noqa: E731
+        return run("rev-parse", "HEAD"), bool(run("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.CalledProcessError):
+        return None, True
+
+
+def _command() -> str:
+    """The command line without folders: paths of the machine are not recorded."""
+    return " ".join(["python", *(Path(a).name if "/" in a else a for a in sys.argv)])
+
+
+def _environment() -> dict[str, Any]:
+    from workbench.measure.audit import environment
+
+    return environment()
+
+
+def _clocks() -> dict[str, Any]:
+    from workbench.measure.audit import gpu_state
+
+    return gpu_state()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure one experiment here and write its recording: ``python -m workbench.record SLUG [-p name=value] [--out DIR]``."""
+    import argparse
+
+    from workbench.experiment import load
+
+    parser = argparse.ArgumentParser(prog="python -m workbench.record", description=main.__doc__)
+    parser.add_argument("slug")
+    parser.add_argument(
+        "-p", dest="params", action="append", default=[], metavar="name=value", help="value is JSON, else text"
+    )
+    parser.add_argument("--out", type=Path, default=None, help="folder instead of data/recorded")
+    args = parser.parse_args(argv)
+    experiment = load(args.slug)
+    if experiment.measure is None:
+        parser.error(f"{args.slug} has nothing to measure; it has {', '.join(experiment.sources())}")
+    values: dict[str, Any] = {}
+    for item in args.params:
+        name, sep, text = item.partition("=")
+        if not sep:
+            parser.error(f"-p {item!r}: expected name=value")
+        try:
+            values[name] = json.loads(text)
+        except json.JSONDecodeError:
+            values[name] = text
+    params = experiment.params(**values)
+    recorder = Recorder(args.slug, params.as_dict())
+    rows = experiment.measure(params, recorder)
+    if rows is not None and not recorder.rows:
+        recorder.rows.extend(rows)
+    print(recorder.write(args.out).name)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
