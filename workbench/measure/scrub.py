@@ -1,0 +1,71 @@
+"""Keep what identifies a person or a machine out of recordings: paths, user and host names, addresses, tokens.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+import socket
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+_COMMON_NAMES = {"root", "user", "ubuntu", "runner", "admin", "localhost", "jovyan", "nobody", "test"}
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
+# The path rule comes after URLs (they hold slashes) and asks for a slash that starts a word, so "tokens/s/GPU" stays.
+_PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("URL", re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.I)),
+    ("token", re.compile(r"\b(?:hf_|ghp_|gho_|github_pat_|glpat-|xox[bap]-|sk-)[A-Za-z0-9_-]{8,}|\bAKIA[A-Z0-9]{12,}")),
+    ("e-mail address", re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b")),
+    ("MAC address", re.compile(r"\b[0-9a-f]{2}(?::[0-9a-f]{2}){5,}\b|\benx[0-9a-f]{12}\b", re.I)),
+    ("IPv6 address", re.compile(r"(?<![\w:])(?:[0-9a-f]{1,4}:){3,7}:?[0-9a-f]{1,4}(?![\w:])|(?<![\w:])fe80::[0-9a-f:]+", re.I)),
+    ("IPv4 address", re.compile(rf"(?<![\w.]){_OCTET}(?:\.{_OCTET}){{3}}(?![\w.]|-\w)")),
+    ("device serial", re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f-]+", re.I)),
+    ("path", re.compile(r"(?<![\w.~)\]])(?:~[\w-]*|[A-Za-z]:(?=\\)|(?=/))(?:[/\\][\w.@+-]+){2,}[/\\]?|(?<![\w.])~/[\w.@+-]+")),
+)
+_LABEL = {"URL": "<url>", "token": "<token>", "path": "<path>", "device serial": "<device>"}
+
+
+@cache
+def _own_names() -> tuple[str, ...]:
+    names = set()
+    try:
+        names |= {socket.gethostname(), socket.gethostname().split(".")[0], socket.getfqdn()}
+    except OSError:
+        pass
+    try:
+        names.add(getpass.getuser())
+    except (OSError, KeyError, ImportError):
+        pass
+    return tuple(sorted((n for n in names if len(n) > 3 and n.lower() not in _COMMON_NAMES), key=len, reverse=True))
+
+
+def _rules() -> list[tuple[str, re.Pattern[str]]]:
+    own = [("host or user name", re.compile(rf"(?<![\w]){re.escape(n)}(?![\w])")) for n in _own_names()]
+    return [*_PATTERNS, *own]
+
+
+def scrub(value: Any) -> Any:
+    """Return `value` (any nesting of dicts, lists, strings) with identifying text replaced by a ``<label>``."""
+    if isinstance(value, str):
+        for what, pattern in _rules():
+            value = pattern.sub(_LABEL.get(what, "<name>" if "name" in what else "<address>"), value)
+        return value
+    if isinstance(value, Mapping):
+        return {scrub(k) if isinstance(k, str) else k: scrub(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [scrub(v) for v in value]
+    return value
+
+
+def leaks(value: Any, where: str = "") -> list[str]:
+    """Return one line per identifying text found in `value`, naming the field and the kind, never the text itself."""
+    if isinstance(value, str):
+        return [f"{where or 'text'} holds what looks like a {what}" for what, p in _rules() if p.search(value)]
+    if isinstance(value, Mapping):
+        return [x for k, v in value.items() for x in (*leaks(str(k), f"{where} key"), *leaks(v, f"{where}.{k}".strip(".")))]
+    if isinstance(value, (list, tuple)):
+        return [x for i, v in enumerate(value) for x in leaks(v, f"{where}[{i}]")]
+    return []
