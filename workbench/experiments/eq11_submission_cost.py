@@ -1,0 +1,175 @@
+"""Equation 11, fitted: what one launch, one dispatched operator and one Python module call cost the host."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from workbench.experiment import Check, Experiment, Params, Result, param
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+TERMS = ("fixed", "launch", "operator", "module")
+MEANING = {
+    "fixed": "fixed cost of a region",
+    "launch": "t_launch, one kernel launch",
+    "operator": "framework, one dispatched operator",
+    "module": "bookkeeping, one Python module call",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmissionCostParams(Params):
+    """Parameters of the launch family."""
+
+    counts: tuple[int, ...] = param((1, 4, 16, 64, 128, 256), "repetitions of each unit", min=1, max=400)
+    repeats: int = param(20, "timed calls of each region", min=5, max=500)
+    level: float = param(0.95, "coverage of the intervals", min=0.5, max=0.999)
+
+
+def measure(params: SubmissionCostParams, recorder: Any) -> list[dict[str, Any]]:
+    """Time the submission of every member of the family, interleaved in rounds."""
+    from workbench.measure.regions import measure_region, percentile, spin_cycles_per_us
+    from workbench.measure.submission_family import family
+
+    per_us = spin_cycles_per_us()
+    members = family(params.counts)
+    rounds = 4
+    recorder.set(
+        "protocol",
+        timer="perf_counter_ns behind a spin kernel",
+        warmup="3 calls in each round",
+        repeats=params.repeats,
+        rounds=rounds,
+        order="all members once per round",
+        spin_cycles_per_us=per_us,
+    )
+    recorder.set("precision", parameters="float32 vectors of 4096 elements")
+    recorder.set("topology", nodes=1, gpus=1)
+    samples: dict[str, list[float]] = {m.name: [] for m in members}
+    api: dict[str, dict[str, tuple[int, float]]] = {}
+    for i in range(rounds):
+        for m in members:
+            region = measure_region(m.call, repeats=max(3, params.repeats // rounds), per_us=per_us, count=i == 0)
+            samples[m.name] += region.submit_us
+            if i == 0:
+                api[m.name] = region.api_us
+    for m in members:
+        recorder.samples(m.name, samples[m.name])
+        recorder.row(
+            region=m.name,
+            launches=m.launches,
+            operators=m.operators,
+            modules=m.modules,
+            submit_us_p20=percentile(samples[m.name], 0.2),
+            submit_us_p50=percentile(samples[m.name], 0.5),
+            submit_us_p80=percentile(samples[m.name], 0.8),
+            api=json.dumps(api[m.name]),
+        )
+    return recorder.rows
+
+
+def fit(result: Result) -> Any:
+    """Fit the family's medians; see `workbench.models.regression.Fit`."""
+    import numpy as np
+
+    from workbench.models.regression import least_squares
+
+    t = result.table
+    design = np.column_stack([np.ones(t.height), t["launches"], t["operators"], t["modules"]]).astype(float)
+    return least_squares(design, t["submit_us_p50"].to_numpy(), level=result.params.level)
+
+
+def api_costs(result: Result) -> list[dict[str, Any]]:
+    """Per launch API: calls profiled, and mean host microseconds weighted by calls (profiler overhead included)."""
+    total: dict[str, list[float]] = {}
+    for text in result.table["api"]:
+        for name, (calls, mean_us) in json.loads(text).items():
+            at = total.setdefault(name, [0, 0.0])
+            at[0] += calls
+            at[1] += calls * mean_us
+    return [{"api": n, "calls": int(c), "mean_us": s / c} for n, (c, s) in sorted(total.items())]
+
+
+def checks(result: Result) -> list[Check]:
+    """The equation's form: linear in launches, every term positive, framework beside the launch itself."""
+    f = fit(result)
+    at = dict(zip(TERMS, zip(f.coefficients, f.low, f.high)))
+
+    def text(term: str) -> str:
+        return "{:.2f} us ({:.2f} to {:.2f})".format(*at[term])
+
+    return [
+        Check("submission time is linear in launches, operators and module calls", f.r2 > 0.98, f"R2 = {f.r2:.4f}"),
+        Check("a launch costs the host a positive time", at["launch"][1] > 0, text("launch")),
+        Check("the framework adds to every launch", at["operator"][1] > 0, text("operator")),
+        Check("Python bookkeeping adds to every module call", at["module"][1] > 0, text("module")),
+    ]
+
+
+def draw(result: Result) -> go.Figure:
+    """Draw measured against fitted submission time, and the residuals below."""
+    import plotly.graph_objects as go
+
+    from workbench.plotting import GRID, SERIES, figure
+
+    f = fit(result)
+    t = result.table
+    measured = t["submit_us_p50"].to_numpy()
+    fitted = measured - f.residuals
+    fig = figure("Submission time, measured and by Equation 11", rows=2, height=620, row_heights=[0.7, 0.3])
+    units = t["region"].str.replace(r"^\d+ x ", "")
+    for i, unit in enumerate(units.unique(maintain_order=True)):
+        at = (units == unit).to_numpy()
+        style = {"color": SERIES[i % len(SERIES)], "size": 8, "symbol": i}
+        hover = "%{text}<br>fitted %{x:.1f} us<br>%{y:.1f} us<extra></extra>"
+        names = t["region"].to_numpy()[at]
+        common = {
+            "mode": "markers",
+            "marker": style,
+            "name": unit,
+            "legendgroup": unit,
+            "text": names,
+            "hovertemplate": hover,
+        }
+        fig.add_trace(go.Scatter(x=fitted[at], y=measured[at], **common), row=1, col=1)
+        fig.add_trace(go.Scatter(x=fitted[at], y=f.residuals[at], showlegend=False, **common), row=2, col=1)
+    top = float(max(measured.max(), fitted.max()))
+    fig.add_trace(
+        go.Scatter(x=[0, top], y=[0, top], mode="lines", line={"color": GRID}, showlegend=False), row=1, col=1
+    )
+    lines = [
+        f"{MEANING[k]}: <b>{c:.2f}</b> us ({a:.2f} to {b:.2f})"
+        for k, c, a, b in zip(TERMS, f.coefficients, f.low, f.high)
+    ]
+    fig.add_annotation(
+        text="<br>".join(lines),
+        xref="paper",
+        yref="paper",
+        x=0.02,
+        y=0.98,
+        showarrow=False,
+        align="left",
+        yanchor="top",
+    )
+    fig.update_yaxes(title="measured (us)", row=1, col=1)
+    fig.update_yaxes(title="residual (us)", row=2, col=1)
+    fig.update_xaxes(title="fitted (us)", row=2, col=1)
+    return fig
+
+
+EXPERIMENT = Experiment(
+    slug="eq11_submission_cost",
+    group="s08_sync_free",
+    title="Equation 11, fitted: the parts of submission time",
+    claim="Submission time is launches times a launch cost, plus framework and bookkeeping.",
+    kind="measured",
+    anchor="Section 8.2, Equation 11",
+    params=SubmissionCostParams,
+    figure=draw,
+    checks=checks,
+    measure=measure,
+    recording=None,
+)

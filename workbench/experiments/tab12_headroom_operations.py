@@ -1,0 +1,141 @@
+"""Table 12, measured: which operations build, consume or stop submission headroom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from workbench.experiment import Check, Experiment, Params, Result, param
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadroomOperationsParams(Params):
+    """Parameters of the operation runs."""
+
+    repeats: int = param(30, "timed calls of each operation", min=5, max=500)
+
+
+def effect(waited: bool, device_us: float, submit_us: float) -> str:
+    """Classify by measurement: a region that holds the host up stops submission; else the larger time decides."""
+    if waited:
+        return "stops"
+    return "builds" if device_us > submit_us else "consumes"
+
+
+def measure(params: HeadroomOperationsParams, recorder: Any) -> list[dict[str, Any]]:
+    """Measure device time per submission time of each operation on this GPU."""
+    from workbench.measure.operations import operations
+    from workbench.measure.regions import measure_region, percentile, spin_cycles_per_us
+
+    per_us = spin_cycles_per_us()
+    recorder.set(
+        "protocol",
+        timer="submission: perf_counter_ns behind a spin kernel; device: CUDA events around the queued region",
+        warmup="3 calls",
+        repeats=params.repeats,
+        spin_cycles_per_us=per_us,
+        l2="warm: inputs of one operation are reused",
+    )
+    recorder.set("precision", parameters="bfloat16, FP32 router logits")
+    recorder.set("topology", nodes=1, gpus=1)
+    for op in operations():
+        region = measure_region(op.call, repeats=params.repeats, per_us=per_us)
+        recorder.samples(f"{op.name} submit_us", region.submit_us)
+        recorder.samples(f"{op.name} device_us", region.device_us)
+        recorder.row(
+            operation=op.name,
+            row=op.row,
+            report=op.report,
+            measured=effect(region.waited, region.device_p50_us, region.submit_p50_us),
+            submit_us_p20=percentile(region.submit_us, 0.2),
+            submit_us_p50=region.submit_p50_us,
+            submit_us_p80=percentile(region.submit_us, 0.8),
+            device_us_p20=percentile(region.device_us, 0.2),
+            device_us_p50=region.device_p50_us,
+            device_us_p80=percentile(region.device_us, 0.8),
+            waited=region.waited,
+            launches=region.launches,
+        )
+    return recorder.rows
+
+
+def checks(result: Result) -> list[Check]:
+    """Each row of the report's classification, and the autograd claim of Section 8.1."""
+    out = []
+    rows = {r["operation"]: r for r in result.table.to_dicts()}
+    for r in rows.values():
+        if r["row"]:
+            ratio = (
+                "host held up"
+                if r["waited"]
+                else f"{r['device_us_p50'] / r['submit_us_p50']:.2f} device us per submit us"
+            )
+            out.append(
+                Check(f"{r['operation']}: {r['report']} headroom ({r['row']})", r["measured"] == r["report"], ratio)
+            )
+    fwd, bwd = rows["forward of 4 GEMM layers"], rows["backward of 4 GEMM layers"]
+    ratio = bwd["device_us_p50"] / fwd["device_us_p50"]
+    out.append(Check("backward launches roughly twice the forward's device work", 1.5 <= ratio <= 2.5, f"{ratio:.2f}x"))
+    per_launch = (bwd["submit_us_p50"] / bwd["launches"]) / (fwd["submit_us_p50"] / fwd["launches"])
+    out.append(
+        Check(
+            "the autograd engine submits with less host time per launch than the Python forward",
+            per_launch < 1,
+            f"{per_launch:.2f}x",
+        )
+    )
+    return out
+
+
+def draw(result: Result) -> go.Figure:
+    """Draw device time against submission time; the diagonal is where headroom neither grows nor shrinks."""
+    import plotly.graph_objects as go
+
+    from workbench.plotting import COLOURS, GRID, figure
+
+    style = {"builds": ("gpu_execute", "circle"), "consumes": ("cpu_submit", "square"), "stops": ("sync_wait", "x")}
+    rows = result.table.to_dicts()
+    fig = figure("Device time bought by each submission", height=560)
+    low = min(min(r["device_us_p50"], r["submit_us_p50"]) for r in rows) / 2
+    high = max(max(r["device_us_p50"], r["submit_us_p50"]) for r in rows) * 2
+    fig.add_trace(
+        go.Scatter(x=[low, high], y=[low, high], mode="lines", line={"color": GRID, "dash": "dash"}, name="break-even")
+    )
+    for name, (colour, symbol) in style.items():
+        part = [r for r in rows if r["measured"] == name]
+        fig.add_trace(
+            go.Scatter(
+                x=[r["submit_us_p50"] for r in part],
+                y=[r["device_us_p50"] for r in part],
+                mode="markers+text",
+                text=[r["operation"] for r in part],
+                textposition="top center",
+                textfont={"size": 10},
+                name=f"measured: {name}",
+                marker={"color": COLOURS[colour], "symbol": symbol, "size": 11},
+                customdata=[(r["row"] or "not a row of Table 12", r["report"] or "none", r["launches"]) for r in part],
+                hovertemplate="%{text}<br>submit %{x:.1f} us, device %{y:.1f} us<br>%{customdata[0]}<br>"
+                "report: %{customdata[1]}; %{customdata[2]} device operations<extra></extra>",
+            )
+        )
+    fig.update_xaxes(type="log", title="submission time (us, log)")
+    fig.update_yaxes(type="log", title="device time (us, log)")
+    return fig
+
+
+EXPERIMENT = Experiment(
+    slug="tab12_headroom_operations",
+    group="s08_sync_free",
+    title="Table 12, measured: what builds, consumes and stops headroom",
+    claim="Large GEMMs, attention, compiled regions and backward build headroom; small work consumes it; a D2H read stops it.",
+    kind="measured",
+    anchor="Section 8.1, Table 12",
+    params=HeadroomOperationsParams,
+    figure=draw,
+    checks=checks,
+    measure=measure,
+    recording=None,
+)

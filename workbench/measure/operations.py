@@ -1,0 +1,139 @@
+"""The classes of operation of Table 12, each as a callable on the GPU.
+
+Source: report, Table 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One row of Table 12 as something that runs.
+
+    Attributes:
+        name: what runs, with its shape.
+        row: the report's row that it stands for.
+        report: the report's effect: ``builds``, ``consumes`` or ``stops``.
+        call: the region.
+    """
+
+    name: str
+    row: str
+    report: str
+    call: Callable[[], Any]
+
+
+def operations() -> list[Operation]:
+    """Build the operations on the current device, BF16, random inputs."""
+    import torch
+    import torch.nn.functional as F
+
+    gen = torch.Generator(device="cuda").manual_seed(11)
+
+    def rand(*shape: int, grad: bool = False) -> torch.Tensor:
+        return (torch.randn(*shape, device="cuda", dtype=torch.bfloat16, generator=gen) * 0.1).requires_grad_(grad)
+
+    a, b = rand(4096, 4096), rand(4096, 4096)
+    rows, weights = rand(32768, 1536), rand(16, 1536, 3072)
+    ends = torch.arange(2048, 32769, 2048, device="cuda", dtype=torch.int32)
+    q, k, v = (rand(2, 20, 4096, 128) for _ in range(3))
+    big, small = rand(8192, 4096), rand(16, 64)
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        return F.silu(x * 1.01 + 0.5) * torch.sigmoid(x) + x.square() * 0.1
+
+    compiled = torch.compile(chain, dynamic=False)
+    layers = [rand(4096, 4096, grad=True) for _ in range(4)]
+
+    def forward() -> torch.Tensor:
+        h = big
+        for w in layers:
+            h = F.silu(h @ w)
+        return h.float().mean()
+
+    def backward_only() -> Callable[[], Any]:
+        loss = forward()
+        return lambda: torch.autograd.grad(loss, layers, retain_graph=True)
+
+    modules = torch.nn.Sequential(
+        *[torch.nn.Sequential(torch.nn.Identity(), torch.nn.LayerNorm(64)) for _ in range(16)]
+    )
+    modules = modules.to("cuda", torch.bfloat16)
+    logits = rand(16384, 128).float()
+    scalar = rand(1).float()
+
+    grad_free = torch.no_grad()
+
+    def quiet(f: Callable[[], Any]) -> Callable[[], Any]:
+        return grad_free(f)
+
+    grouped = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
+    return [
+        Operation("dense GEMM 4096^3", "Large dense and grouped GEMMs", "builds", quiet(lambda: a @ b)),
+        Operation(
+            "grouped GEMM 16 x [2048, 1536] x 3072",
+            "Large dense and grouped GEMMs",
+            "builds",
+            quiet(lambda: grouped(rows, weights, offs=ends)),
+        ),
+        Operation(
+            "causal SDPA 2 x 20 x 4096 x 128",
+            "Scaled dot-product attention",
+            "builds",
+            quiet(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
+        ),
+        Operation(
+            "compiled pointwise chain, 8192 x 4096",
+            "Fused kernels and compiled regions",
+            "builds",
+            quiet(lambda: compiled(big)),
+        ),
+        Operation("backward of 4 GEMM layers", "Autograd-engine backward", "builds", backward_only()),
+        Operation(
+            "16 small modules, eager, 16 x 64",
+            "Python call stacks and dispatcher overhead",
+            "consumes",
+            quiet(lambda: modules(small)),
+        ),
+        Operation(
+            "eager pointwise chain, 16 x 64",
+            "Python call stacks and dispatcher overhead",
+            "consumes",
+            quiet(lambda: chain(small)),
+        ),
+        Operation(
+            "compiled chain on a small input, 16 x 64",
+            "Compilation-cache lookups and metadata bookkeeping",
+            "consumes",
+            quiet(lambda: compiled(small)),
+        ),
+        Operation(
+            "eager route map, T 1024, K 8, E 128",
+            "Routing metadata and other short kernels",
+            "consumes",
+            quiet(lambda: _route_map(logits[:1024])),
+        ),
+        Operation(
+            "eager route map, T 16384, K 8, E 128",
+            "Routing metadata and other short kernels",
+            "consumes",
+            quiet(lambda: _route_map(logits)),
+        ),
+        Operation("x.item()", "Device-to-host synchronization", "stops", quiet(lambda: scalar.item())),
+        # Not rows of the table: the forward that the backward is compared with, and the chain without fusion.
+        Operation("forward of 4 GEMM layers", "", "", forward),
+        Operation("eager pointwise chain, 8192 x 4096", "", "", quiet(lambda: chain(big))),
+    ]
+
+
+def _route_map(logits: Any) -> Any:
+    import torch
+
+    experts = logits.topk(8, dim=-1).indices.flatten()
+    hits = experts[:, None] == torch.arange(128, device=logits.device)
+    position = (hits.cumsum(0) - 1).gather(1, experts[:, None])
+    return hits.sum(0).cumsum(0)[experts] + position[:, 0]
