@@ -1,0 +1,1 @@
+"""Pytest plugin: the `sync_free` fixture and marker."""
