@@ -8,6 +8,7 @@ Source: report, Table 45, Section B.1 and the environment group of Section B.9.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.metadata
 import os
@@ -16,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,12 +36,33 @@ _PACKAGES = {
 }
 # Variables that change how a step runs. Names are listed one by one: a prefix would also catch tokens and paths.
 _VARIABLES = (
-    "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES",
-    "MKL_NUM_THREADS", "NCCL_ALGO", "NCCL_CUMEM_ENABLE", "NCCL_DEBUG", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NVLS_ENABLE",
-    "NCCL_P2P_DISABLE", "NCCL_PROTO", "NCCL_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP", "NVSHMEM_DISABLE_CUDA_VMM", "NVSHMEM_HCA_LIST",
-    "NVSHMEM_REMOTE_TRANSPORT", "NVSHMEM_SYMMETRIC_SIZE", "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
-    "TORCHINDUCTOR_MAX_AUTOTUNE", "TORCH_NCCL_AVOID_RECORD_STREAMS", "TRITON_INTERPRET",
-)  # fmt: skip
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_VISIBLE_DEVICES",
+    "MKL_NUM_THREADS",
+    "NCCL_ALGO",
+    "NCCL_CUMEM_ENABLE",
+    "NCCL_DEBUG",
+    "NCCL_IB_DISABLE",
+    "NCCL_IB_HCA",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_PROTO",
+    "NCCL_SOCKET_IFNAME",
+    "NVSHMEM_BOOTSTRAP",
+    "NVSHMEM_DISABLE_CUDA_VMM",
+    "NVSHMEM_HCA_LIST",
+    "NVSHMEM_REMOTE_TRANSPORT",
+    "NVSHMEM_SYMMETRIC_SIZE",
+    "OMP_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCHINDUCTOR_MAX_AUTOTUNE",
+    "TORCH_NCCL_AVOID_RECORD_STREAMS",
+    "TRITON_INTERPRET",
+)
 _STATIC = {
     "name": "name",
     "memory_MiB": "memory.total",
@@ -108,7 +131,8 @@ def _query(fields: Mapping[str, str]) -> list[dict[str, Any]]:
         return [{k: _value(v) for k, v in zip(fields, row, strict=True)} for row in rows if len(row) == len(fields)]
     if not _run("nvidia-smi", "-L"):
         return []
-    columns = {k: [_value(v) for v in _run("nvidia-smi", f"--query-gpu={q}", *flags).splitlines()] for k, q in fields.items()}
+    ask = lambda q: _run("nvidia-smi", f"--query-gpu={q}", *flags).splitlines()  # noqa: E731
+    columns = {k: [_value(v) for v in ask(q)] for k, q in fields.items()}
     count = max((len(v) for v in columns.values()), default=0)
     return [{k: v[i] if i < len(v) else None for k, v in columns.items()} for i in range(count)]
 
@@ -173,7 +197,8 @@ def _nics() -> list[dict[str, Any]]:
     found = []
     for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
         entry = {"device": port.parent.parent.name, "kind": _read(f"{port}/link_layer") or "InfiniBand"}
-        found.append(entry | {"state": _read(f"{port}/state").split(": ")[-1] or None, "rate": _read(f"{port}/rate") or None})
+        entry["state"] = _read(f"{port}/state").split(": ")[-1] or None
+        found.append(entry | {"rate": _read(f"{port}/rate") or None})
     for net in sorted(Path("/sys/class/net").glob("*")):
         if not (net / "device").exists():
             continue
@@ -238,6 +263,10 @@ def _toolkit() -> dict[str, Any]:
     }
 
 
+def _same(a: Path, b: Path) -> bool:
+    return a.resolve() == b.resolve()
+
+
 def _interpreter() -> dict[str, Any]:
     """Which Python is really active, in words: a non-login shell can select another one."""
     kind = "virtual environment" if sys.prefix != sys.base_prefix else "system"
@@ -248,9 +277,9 @@ def _interpreter() -> dict[str, Any]:
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "kind": kind,
-        # The prefix decides: the executables of two environments are often one and the same link target.
-        "same_as_python3_on_path": Path(on_path).parent.resolve() == Path(sys.executable).parent.resolve() if on_path else None,
-        "same_as_activated_environment": Path(wanted).resolve() == Path(sys.prefix).resolve() if wanted else None,
+        # Folders are compared: the executables of two environments are often links to one file.
+        "same_as_python3_on_path": _same(Path(on_path).parent, Path(sys.executable).parent) if on_path else None,
+        "same_as_activated_environment": _same(Path(wanted), Path(sys.prefix)) if wanted else None,
         "in_jupyter_kernel": "ipykernel" in sys.modules,
     }
 
@@ -263,10 +292,9 @@ def _software() -> dict[str, Any]:
         found |= {"torch": str(torch.__version__), "torch_cuda": torch.version.cuda}
         cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
         found["cudnn"] = cudnn
-        try:
-            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else found["nccl"]
-        except (AttributeError, RuntimeError):
-            pass
+        if torch.version.cuda:
+            with contextlib.suppress(AttributeError, RuntimeError):
+                found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return found
 
 
@@ -303,38 +331,45 @@ def environment() -> dict[str, Any]:
 
 def table(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return `environment()` as (item, value) lines in the order of the report's Table 45."""
-    cpu, soft, python, links = found["cpu"], found["software"], found["interpreter"], found["links"]
-    say = lambda v: "unknown" if v is None else str(v)  # noqa: E731
-    names: dict[str, int] = {}
-    for g in found["gpus"]:
-        names[say(g["name"])] = names.get(say(g["name"]), 0) + 1
+    cpu, software, python, links = found["cpu"], found["software"], found["interpreter"], found["links"]
+    names = Counter(_say(g["name"]) for g in found["gpus"])
     lines = [("Compute", ", ".join(f"{n} x {k}" for k, n in names.items()) or "no NVIDIA GPU visible")]
     for i, g in enumerate(found["gpus"]):
-        state = found["at_start"]["gpus"][i] if i < len(found["at_start"]["gpus"]) else {}
-        lines.append((f"GPU {i} memory", f"{say(g['memory_MiB'])} MiB"))
-        lines.append((
-            f"GPU {i} clocks and power",
-            f"SM {say(state.get('sm_clock_MHz'))} of {say(g['sm_clock_max_MHz'])} MHz, {say(state.get('power_W'))} of "
-            f"{say(g['power_limit_W'])} W, {say(state.get('temperature_C'))} °C, persistence {say(g['persistence_mode'])}, "
-            f"MIG {say(g['mig_mode'])}, ECC {say(g['ecc_mode'])}",
-        ))  # fmt: skip
+        lines += _gpu_lines(i, g, dict(enumerate(found["at_start"]["gpus"])).get(i, {}))
     pairs = ", ".join(f"{n} pairs {k}" for k, n in links["gpu_pairs"].items()) or "no GPU pair"
-    on_path = "" if found["nvcc_on_path"] or not found["cuda_toolkit"] else " (nvcc not on PATH)"
-    different = python["same_as_python3_on_path"] is False
-    lines += [
-        ("Driver/toolkit", f"driver {say(found['driver'])}, its CUDA {say(found['driver_cuda'])}, toolkit {say(found['cuda_toolkit'])}{on_path}"),
-        ("Intra-node fabric", f"{pairs}; {say(links['nvlinks_per_gpu'])} NVLinks per GPU at {say(links['nvlink_GBps_per_link'])} GB/s"),
-        ("Network", "; ".join(f"{n['device']} {n['kind']} {say(n['rate'])} {say(n['state'])}" for n in found["nics"]) or "none visible"),
-        ("Storage", f"working folder on {say(found['storage']['working_folder'])}"),
-        ("CPU", f"{say(cpu['model'])}, {say(cpu['usable_cores'])} of {say(cpu['logical_cores'])} cores usable, {say(cpu['memory_MiB'])} MiB"
-                f"{', virtual machine' if cpu['virtual_machine'] else ''}"),
+    nvlinks = f"{_say(links['nvlinks_per_gpu'])} NVLinks per GPU at {_say(links['nvlink_GBps_per_link'])} GB/s"
+    toolkit = f"toolkit {_say(found['cuda_toolkit'])}"
+    if found["cuda_toolkit"] and not found["nvcc_on_path"]:
+        toolkit += " (nvcc not on PATH)"
+    cores = f"{_say(cpu['usable_cores'])} of {_say(cpu['logical_cores'])} cores usable, {_say(cpu['memory_MiB'])} MiB"
+    other = "; NOT the python3 on PATH" if python["same_as_python3_on_path"] is False else ""
+    nics = [f"{n['device']} {n['kind']} {_say(n['rate'])} {_say(n['state'])}" for n in found["nics"]]
+    variables = [f"{k}={v}" for k, v in found["variables"].items()]
+    return [
+        *lines,
+        ("Driver/toolkit", f"driver {_say(found['driver'])}, its CUDA {_say(found['driver_cuda'])}, {toolkit}"),
+        ("Intra-node fabric", f"{pairs}; {nvlinks}"),
+        ("Network", "; ".join(nics) or "none visible"),
+        ("Storage", f"working folder on {_say(found['storage']['working_folder'])}"),
+        ("CPU", f"{_say(cpu['model'])}, {cores}{', virtual machine' if cpu['virtual_machine'] else ''}"),
         ("System", found["system"]),
-        ("Interpreter", f"{python['python']}, {python['kind']}{'; NOT the python3 on PATH' if different else ''}"),
-        ("Compiler", say(found["compiler"])),
-        *((f"{k}", say(v)) for k, v in soft.items()),
-        ("Variables", ", ".join(f"{k}={v}" for k, v in found["variables"].items()) or "none of those that change a step"),
-    ]  # fmt: skip
-    return lines
+        ("Interpreter", f"{python['python']}, {python['kind']}{other}"),
+        ("Compiler", _say(found["compiler"])),
+        *((k, _say(v)) for k, v in software.items()),
+        ("Variables", ", ".join(variables) or "none of those that change a step"),
+    ]
+
+
+def _gpu_lines(i: int, gpu: Mapping[str, Any], state: Mapping[str, Any]) -> list[tuple[str, str]]:
+    clock = f"SM {_say(state.get('sm_clock_MHz'))} of {_say(gpu['sm_clock_max_MHz'])} MHz"
+    power = f"{_say(state.get('power_W'))} of {_say(gpu['power_limit_W'])} W, {_say(state.get('temperature_C'))} °C"
+    modes = f"persistence {_say(gpu['persistence_mode'])}, MIG {_say(gpu['mig_mode'])}, ECC {_say(gpu['ecc_mode'])}"
+    memory = (f"GPU {i} memory", f"{_say(gpu['memory_MiB'])} MiB")
+    return [memory, (f"GPU {i} clocks and power", f"{clock}, {power}, {modes}")]
+
+
+def _say(value: Any) -> str:
+    return "unknown" if value is None else str(value)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -5,6 +5,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import re
 import socket
@@ -20,10 +21,14 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("token", re.compile(r"\b(?:hf_|ghp_|gho_|github_pat_|glpat-|xox[bap]-|sk-)[A-Za-z0-9_-]{8,}|\bAKIA[A-Z0-9]{12,}")),
     ("e-mail address", re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b")),
     ("MAC address", re.compile(r"\b[0-9a-f]{2}(?::[0-9a-f]{2}){5,}\b|\benx[0-9a-f]{12}\b", re.I)),
-    ("IPv6 address", re.compile(r"(?<![\w:])(?:[0-9a-f]{1,4}:){3,7}:?[0-9a-f]{1,4}(?![\w:])|(?<![\w:])fe80::[0-9a-f:]+", re.I)),
+    (
+        "IPv6 address",
+        re.compile(r"(?<![\w:])(?:(?:[0-9a-f]{1,4}:){3,7}:?[0-9a-f]{1,4}|fe80::[0-9a-f:]+)(?![\w:])", re.I),
+    ),
     ("IPv4 address", re.compile(rf"(?<![\w.]){_OCTET}(?:\.{_OCTET}){{3}}(?![\w.]|-\w)")),
     ("device serial", re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f-]+", re.I)),
-    ("path", re.compile(r"(?<![\w.~)\]])(?:~[\w-]*|[A-Za-z]:(?=\\)|(?=/))(?:[/\\][\w.@+-]+){2,}[/\\]?|(?<![\w.])~/[\w.@+-]+")),
+    ("path", re.compile(r"(?<![\w.~)\]])(?:~[\w-]*|[A-Za-z]:(?=\\)|(?=/))(?:[/\\][\w.@+-]+){2,}[/\\]?")),
+    ("path", re.compile(r"(?<![\w.])~/[\w.@+-]+")),
 )
 _LABEL = {"URL": "<url>", "token": "<token>", "path": "<path>", "device serial": "<device>"}
 
@@ -31,14 +36,11 @@ _LABEL = {"URL": "<url>", "token": "<token>", "path": "<path>", "device serial":
 @cache
 def _own_names() -> tuple[str, ...]:
     names = set()
-    try:
-        names |= {socket.gethostname(), socket.gethostname().split(".")[0], socket.getfqdn()}
-    except OSError:
-        pass
-    try:
+    with contextlib.suppress(OSError):
+        host = socket.gethostname()
+        names |= {host, host.split(".")[0]}
+    with contextlib.suppress(OSError, KeyError, ImportError):
         names.add(getpass.getuser())
-    except (OSError, KeyError, ImportError):
-        pass
     return tuple(sorted((n for n in names if len(n) > 3 and n.lower() not in _COMMON_NAMES), key=len, reverse=True))
 
 
@@ -65,7 +67,8 @@ def leaks(value: Any, where: str = "") -> list[str]:
     if isinstance(value, str):
         return [f"{where or 'text'} holds what looks like a {what}" for what, p in _rules() if p.search(value)]
     if isinstance(value, Mapping):
-        return [x for k, v in value.items() for x in (*leaks(str(k), f"{where} key"), *leaks(v, f"{where}.{k}".strip(".")))]
+        found = [leaks(str(k), f"{where} key") + leaks(v, f"{where}.{k}".strip(".")) for k, v in value.items()]
+        return [line for lines in found for line in lines]
     if isinstance(value, (list, tuple)):
         return [x for i, v in enumerate(value) for x in leaks(v, f"{where}[{i}]")]
     return []
