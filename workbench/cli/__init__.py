@@ -1,0 +1,77 @@
+"""The command line ``workbench``: one module of this package per command group.
+
+Groups other than the suite's are imported only when they are called, so that ``workbench list`` stays quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+LAZY_GROUPS = {
+    "trace": "where a real profiler trace waits",
+    "record": "measure an experiment on this GPU and keep it",
+    "audit": "what this machine is and whether it can be trusted for timing",
+    "sweep": "many parameter sets over several machines",
+    "launch": "run under torchrun or Slurm",
+}
+
+
+class LazyGroup(TyperGroup):
+    """Mounts ``workbench.cli.<name>`` on first use, where that module exists."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the suite's commands, then the groups that are there."""
+        return [*super().list_commands(ctx), *(n for n in LAZY_GROUPS if _exists(n))]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, importing its module if need be."""
+        if cmd_name in LAZY_GROUPS and _exists(cmd_name):
+            return _mount(cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+
+def _exists(name: str) -> bool:
+    return importlib.util.find_spec(f"workbench.cli.{name}") is not None
+
+
+def _mount(name: str) -> Any:
+    module = importlib.import_module(f"workbench.cli.{name}")
+    group = getattr(module, "app", None)
+    if group is None:
+        group = typer.Typer()
+        module.register(group)
+    command: Any = typer.main.get_command(group)
+    inner = getattr(command, "commands", {})
+    if name in inner:
+        command = inner[name]
+    command.name = name
+    command.help = command.help or LAZY_GROUPS[name]
+    return command
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Why does my GPU wait? Experiments that run: list, show and run them.",
+)
+
+
+def main() -> None:
+    """Entry point of the ``workbench`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    app()
+
+
+from workbench.cli import suite  # noqa: E402  (its commands register on `app`)
+
+suite.register(app)

@@ -1,0 +1,201 @@
+"""``workbench list``, ``show``, ``run`` and ``index``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+Param = Annotated[list[str] | None, typer.Option("-p", "--param", metavar="NAME=VALUE", help="A parameter; may be repeated.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the suite's commands to the command line."""
+    app.command("list")(list_command)
+    app.command("show")(show_command)
+    app.command("run")(run_command)
+    app.command("index")(index_command)
+
+
+def list_command(as_json: Json = False) -> None:
+    """List every experiment and notebook, with sources and parameters."""
+    rows = listing()
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    width = max((len(r["slug"]) for r in rows), default=0)
+    group = None
+    for row in rows:
+        if row["group"] != group:
+            group = row["group"]
+            print(f"{group}")
+        sources = ",".join(row["sources"])
+        print(f"  {row['slug']:<{width}}  {row['title']}  [{sources}]" + ("" if row["notebook"] else "  (no notebook)"))
+        if row["error"]:
+            print(f"  {'':<{width}}  {row['error']}")
+    print(f"{len(rows)} in all; one of them: workbench show SLUG; all notebooks: workbench run")
+
+
+def listing() -> list[dict[str, Any]]:
+    """Return slug, group, title, claim, kind, anchor, sources, params and notebook of everything that can be run."""
+    from workbench.experiment import slugs
+    from workbench.suite.catalog import GROUPS, Notebook, NotebookError, find_notebooks, notebooks_root
+    from workbench.suite.parameters import describe
+    from workbench.suite.process import title_of
+
+    notebooks = {n.slug: n for n in find_notebooks()}
+    rows = []
+    for slug in sorted(notebooks.keys() | set(slugs())):
+        # an experiment without a notebook still has a place where its notebook would lie
+        notebook = notebooks.get(slug) or Notebook(notebooks_root() / "none" / f"{slug}.ipynb")
+        row: dict[str, Any] = {"slug": slug, "group": notebook.group, "title": slug, "claim": "", "kind": "", "anchor": ""}
+        row |= {"sources": [], "params": [], "error": None}
+        row["notebook"] = f"{notebook.group}/{slug}.ipynb" if slug in notebooks else None
+        try:
+            experiment = notebook.experiment
+            row["title"] = title_of(notebook)
+            if experiment is not None:
+                row |= {k: getattr(experiment, k) for k in ("group", "claim", "kind", "anchor")}
+                row |= {"sources": experiment.sources(), "params": describe(experiment.params)}
+            if slug in notebooks:
+                _ = notebook.declared
+        except NotebookError as error:
+            row["error"] = str(error)
+        rows.append(row)
+    order = {g: i for i, g in enumerate(GROUPS)}
+    return sorted(rows, key=lambda r: (order.get(r["group"], len(order)), r["group"], r["slug"]))
+
+
+def show_command(
+    slug: Annotated[str, typer.Argument(help="Name of an experiment; see: workbench list.")],
+    source: Annotated[str, typer.Option(help="auto, model, recorded, live or report.")] = "auto",
+    param: Param = None,
+    as_json: Json = False,
+) -> None:
+    """Compute an experiment's table and check its claims, without a notebook; exit status 1 when a claim fails."""
+    from workbench.experiment import load, to_json
+    from workbench.suite.parameters import ParameterError, convert, split_assignments
+
+    try:
+        experiment = load(slug)
+    except KeyError as error:
+        _refuse(error.args[0])
+    try:
+        values = convert(experiment.params, split_assignments(param or []))
+        chosen = experiment.choose(source)
+    except (ParameterError, ValueError) as error:
+        _refuse(str(error))
+    result = experiment.run(chosen, **values)
+    if as_json:
+        print(to_json(result, indent=1))
+    else:
+        import polars as pl
+
+        print(f"{experiment.title}\n{result.badge}\n")
+        with pl.Config(tbl_rows=60, tbl_cols=-1, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True, tbl_width_chars=160):
+            print(result.table)
+        word = {True: "holds", False: "FAILS", None: "n/a"}
+        for check in result.checks:
+            print(f"{word[check.holds]:>5}  {check.claim}  [{check.value}]")
+    raise typer.Exit(int(any(c.holds is False for c in result.checks)))
+
+
+def run_command(
+    slugs: Annotated[list[str] | None, typer.Argument(help="Slugs, groups or .ipynb files; all notebooks if none is named.")] = None,
+    param: Param = None,
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="YAML file of parameters; a slug as key holds that notebook's own.")] = None,
+    source: Annotated[str | None, typer.Option(help="auto, model, recorded, live or report; else what each notebook says.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Notebooks at a time; default: cores, at most 4. Measuring ones run alone.")] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Limit for each notebook, in seconds.")] = 900.0,
+    out: Annotated[Path, typer.Option(help="Folder for the report page and the executed notebooks.")] = Path("out"),
+    force: Annotated[bool, typer.Option("--force", help="Run even what is unchanged since it passed.")] = False,
+) -> None:
+    """Execute notebooks headless and write a report page; exit status 1 when a notebook or a claim fails."""
+    from workbench.suite import OutputError, ParameterError, SelectionError, run_suite, select
+    from workbench.suite.parameters import assign, read_parameter_file, split_assignments
+
+    try:
+        notebooks = select(slugs or [])
+        if not notebooks:
+            _refuse("there are no notebooks to run")
+        from_file = read_parameter_file(file) if file else {}
+        known = {n.slug for n in notebooks}
+        per_slug = {k: v for k, v in from_file.items() if isinstance(v, dict)}
+        if stray := sorted(per_slug.keys() - known):
+            _refuse(f"parameter file {file}: {stray[0]!r} is not a selected notebook")
+        shared = {k: v for k, v in from_file.items() if not isinstance(v, dict)} | split_assignments(param or [])
+        skipped = without_source(notebooks, source, named=slugs or [])
+        params = assign([n for n in notebooks if n.slug not in skipped], shared, per_slug, source)
+        summary = run_suite(
+            notebooks, params, out, jobs=jobs or default_jobs(), timeout_s=timeout, force=force, skipped=skipped
+        )
+    except (ParameterError, SelectionError, OutputError) as error:
+        _refuse(str(error))
+    counts = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in summary["counts"].items())
+    print(f"{counts} in {summary['seconds']:.0f} s; report: {out / 'index.html'}")
+    raise typer.Exit(summary["exit_status"])
+
+
+def without_source(notebooks: Sequence[Any], source: str | None, named: Sequence[str]) -> dict[str, str]:
+    """Return slug to reason for notebooks that lack `source`: left out of a group, refused when asked for by name.
+
+    Raises:
+        ParameterError: a notebook that was named, or every one, lacks it.
+    """
+    from workbench.suite import NotebookError, ParameterError
+
+    if source in (None, "auto"):
+        return {}
+    lacking: dict[str, str] = {}
+    for notebook in notebooks:
+        try:
+            experiment = notebook.experiment
+            if experiment is not None:
+                experiment.choose(source)
+        except NotebookError:
+            continue
+        except ValueError as error:
+            if notebook.slug in named:
+                raise ParameterError(str(error)) from None
+            lacking[notebook.slug] = str(error)
+    if lacking and len(lacking) == len(notebooks):
+        raise ParameterError(next(iter(lacking.values())))
+    return lacking
+
+
+def default_jobs() -> int:
+    """Notebooks to run at a time where the user does not say."""
+    return max(1, min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
+
+
+def index_command(
+    write: Annotated[bool, typer.Option("--write", help="Put it into README.md instead of printing it.")] = False,
+    readme: Annotated[Path, typer.Option(help="The file between whose markers it goes.")] = Path("README.md"),
+) -> None:
+    """Print the README's index of notebooks, generated from the experiments."""
+    from workbench.suite.index import index_text, with_index
+
+    if not write:
+        print(index_text())
+        return
+    try:
+        before = readme.read_text(encoding="utf-8")
+        after = with_index(before)
+    except (OSError, ValueError) as error:
+        _refuse(str(error))
+    if after != before:
+        temporary = readme.with_name(f".{readme.name}.tmp")
+        temporary.write_text(after, encoding="utf-8")
+        os.replace(temporary, readme)
+    print(f"{readme}: {'written' if after != before else 'unchanged'}")
+
+
+def _refuse(message: str) -> NoReturn:
+    """Say what was wrong with the request and leave with status 2; nothing has run."""
+    typer.echo(f"workbench: {message}", err=True)
+    raise typer.Exit(2)

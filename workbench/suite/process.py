@@ -1,0 +1,376 @@
+"""Runs one notebook in a process of its own and turns whatever happens into an outcome."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.suite import verdict
+from workbench.suite.catalog import Notebook, NotebookError
+
+DEFAULT_TIMEOUT_S = 900.0
+START_TIMEOUT_S = 60
+GRACE_S = 10.0
+EXPORT_TIMEOUT_S = 180.0
+ATTEMPTS = 2
+
+Event = Callable[[dict[str, Any]], None]
+
+
+class OutputError(OSError):
+    """Results cannot be written where they were asked for."""
+
+
+def run_one(
+    notebook: Path | str,
+    params: Mapping[str, Any],
+    out: Path | str,
+    timeout: float = DEFAULT_TIMEOUT_S,
+    *,
+    fingerprint: str | None = None,
+    on_event: Event | None = None,
+) -> dict[str, Any]:
+    """Execute one notebook and write ``<slug>.ipynb``, ``.html`` and ``.json`` into `out`.
+
+    It may run in any process of any machine (a Dask worker, a nightly job): it starts a process for the notebook, waits
+    for it, and leaves no kernel behind even if the caller is killed.
+
+    Args:
+        notebook: the ``.ipynb`` file.
+        params: JSON values to inject, already checked (see `workbench.suite.parameters.check`).
+        out: folder for the results; made if missing.
+        timeout: limit for the whole notebook, in seconds.
+        fingerprint: kept in the outcome, so that a later run can tell that nothing changed.
+        on_event: called with each progress event (``start``, ``ready``, ``cell``, ``retry``, ``end``).
+    Returns:
+        The outcome, as in ``<slug>.json``: ``slug, status, seconds, peak_memory_bytes, source, recording, badge, checks,
+        error, params, attempts, ...``. A notebook that fails is an outcome, not an exception.
+    Raises:
+        OutputError: `out` cannot be written, or the output would replace the input.
+    """
+    run = NotebookRun(Notebook(Path(notebook)), params, Path(out), timeout, fingerprint=fingerprint, on_event=on_event)
+    try:
+        run.start()
+        while not run.step(0.5):
+            pass
+    except BaseException:
+        run.stop()
+        raise
+    assert run.outcome is not None
+    return run.outcome
+
+
+def prepare_folder(out: Path) -> None:
+    """Make `out` and prove that files can be written there.
+
+    Raises:
+        OutputError: it cannot be made or written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise OutputError(f"cannot write results to {out}: {error.strerror or error}") from None
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON under a temporary name, then rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+class NotebookRun:
+    """One notebook on its way: `start`, then `step` until it returns True; `stop` at any time.
+
+    Attributes:
+        outcome: what came of it, once `step` has returned True or after `stop`.
+    """
+
+    def __init__(
+        self,
+        notebook: Notebook,
+        params: Mapping[str, Any],
+        out: Path,
+        timeout_s: float,
+        *,
+        fingerprint: str | None = None,
+        on_event: Event | None = None,
+    ) -> None:
+        self.notebook, self.params, self.out = notebook, dict(params), out.absolute()
+        self.timeout_s, self.fingerprint = float(timeout_s), fingerprint
+        self.outcome: dict[str, Any] | None = None
+        self._emit = on_event or (lambda event: None)
+        self._attempt = 0
+        self._began = time.monotonic()
+        self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._peak: int | None = None
+        self._cells: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._kernel_pid: int | None = None
+
+    def start(self) -> None:
+        """Start executing; a notebook that cannot be run is an outcome at once.
+
+        Raises:
+            OutputError: the folder cannot be written, or the output would replace the input.
+        """
+        prepare_folder(self.out)
+        if self._final(".ipynb").resolve() == self.notebook.path.resolve():
+            raise OutputError(f"{self.notebook.slug}: the output folder is the notebook's own folder; choose another --out")
+        self._began = time.monotonic()
+        self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._emit({"event": "start", "slug": self.notebook.slug})
+        try:
+            _ = self.notebook.content
+        except NotebookError as error:
+            self._peak, self._cells, self._attempt = None, None, 1
+            found = verdict.judge(Path(os.devnull), 0, {"kind": "invalid_notebook", "message": str(error)}, limit_s=self.timeout_s)
+            self._finish(found, None)
+            return
+        self._launch()
+
+    def step(self, wait_s: float) -> bool:
+        """Read what the process says for at most `wait_s` seconds; True once the outcome is there."""
+        if self.outcome is not None:
+            return True
+        assert self._process is not None and self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], wait_s)
+        ended = False
+        if readable:
+            chunk = os.read(self._process.stdout.fileno(), 1 << 16)
+            ended = not chunk
+            self._buffer += chunk
+            *lines, self._buffer = self._buffer.split(b"\n")
+            for line in lines:
+                self._heard(json.loads(line))
+        overdue = time.monotonic() > self._deadline
+        if ended or overdue:
+            self._conclude(killed=not ended)
+        return self.outcome is not None
+
+    def fileno(self) -> int:
+        """The pipe to wait on, for `select`."""
+        assert self._process is not None and self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def stop(self) -> None:
+        """End the process and its kernel, keep earlier results whole, and make the outcome ``interrupted``."""
+        if self.outcome is not None:
+            return
+        self._kill()
+        self._clean()
+        self.outcome = self._outcome({"status": verdict.INTERRUPTED, "error": {"kind": "interrupted", "message": "interrupted"}})
+
+    def _launch(self) -> None:
+        self._attempt += 1
+        self._buffer, self._kernel_pid, self._peak, self._cells = b"", None, None, None
+        self._error: dict[str, Any] | None = None
+        self._html_error: str | None = None
+        self._executed = False
+        stem = f".{self.notebook.slug}.running-{os.getpid()}-{self._attempt}"
+        self._tmp = {ending: self.out / (stem + ending) for ending in (".ipynb", ".html", ".log")}
+        self._sockets = _socket_folder()
+        env = {**os.environ, "MPLBACKEND": "agg", "PYTHONUNBUFFERED": "1"}
+        with self._tmp[".log"].open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "workbench.suite.child"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                cwd=self.notebook.path.parent,
+                env=env,
+            )
+        job = {
+            "input": str(self.notebook.path),
+            "output": str(self._tmp[".ipynb"]),
+            "html": str(self._tmp[".html"]),
+            "scratch": [str(p) for p in self._tmp.values()],
+            "connection_file": str(self._sockets / "k.json"),
+            "cwd": str(self.notebook.path.parent),
+            "parameters": self.params,
+            "timeout_s": self.timeout_s,
+            "start_timeout_s": START_TIMEOUT_S,
+        }
+        self._deadline = time.monotonic() + self.timeout_s + GRACE_S
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(job).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _heard(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if event.get("peak_bytes"):
+            self._peak = max(self._peak or 0, event["peak_bytes"])
+        if kind == "kernel":
+            self._kernel_pid = event["pid"]
+        elif kind == "error":
+            self._error = event
+        elif kind == "html_error":
+            self._html_error = event["message"]
+        elif kind == "executed":
+            self._deadline = time.monotonic() + EXPORT_TIMEOUT_S
+            self._executed = True
+        if kind in ("ready", "cell"):
+            self._cells = event.get("cells")
+            self._emit({**event, "slug": self.notebook.slug})
+
+    def _conclude(self, *, killed: bool) -> None:
+        assert self._process is not None
+        self._kill() if killed else self._process.wait()
+        self._kill()
+        status: int | None = self._process.returncode
+        if killed:
+            status = int(self._error is not None) if self._executed else None
+        if self._error and self._error["kind"] == "kernel_start" and self._attempt < ATTEMPTS:
+            self._emit({"event": "retry", "slug": self.notebook.slug, "message": self._error["message"]})
+            self._clean()
+            self._launch()
+            return
+        log = _tail(self._tmp[".log"])
+        if status not in (0, 1, None) and self._error is None:
+            self._error = {"kind": "runner", "message": f"the executing process ended with status {status}", "traceback": log}
+        found = verdict.judge(self._tmp[".ipynb"], status, self._error, limit_s=self.timeout_s)
+        self._finish(found, log)
+
+    def _finish(self, found: dict[str, Any], log: str | None) -> None:
+        if found["error"] and log and found["error"]["kind"] in ("kernel_died", "kernel_start", "runner"):
+            found["error"]["log"] = log
+        if self._attempt and self._process is not None:
+            readable = _is_json(self._tmp[".ipynb"])
+            for ending in (".ipynb", ".html"):
+                final, temporary = self._final(ending), self._tmp[ending]
+                if temporary.exists() and readable:
+                    os.replace(temporary, final)
+                else:
+                    final.unlink(missing_ok=True)
+            if readable and not self._final(".html").exists():
+                found["html_error"] = self._html_error or "the HTML export did not finish"
+            self._clean()
+        else:
+            for ending in (".ipynb", ".html"):
+                self._final(ending).unlink(missing_ok=True)
+        self.outcome = self._outcome(found)
+        write_json(self._final(".json"), self.outcome)
+        self._emit({"event": "end", **self.outcome})
+
+    def _outcome(self, found: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "slug": self.notebook.slug,
+            "group": self.notebook.group,
+            "title": title_of(self.notebook),
+            "started": self._started,
+            "seconds": round(time.monotonic() - self._began, 2),
+            "peak_memory_bytes": self._peak,
+            "code_cells": self._cells,
+            "attempts": self._attempt,
+            "params": self.params,
+            "fingerprint": self.fingerprint,
+            "source": None,
+            "recording": None,
+            "badge": None,
+            "checks": [],
+            "html_error": None,
+            **found,
+        }
+
+    def _final(self, ending: str) -> Path:
+        return self.out / (self.notebook.slug + ending)
+
+    def _kill(self) -> None:
+        """End the executing process, its kernel, and what the kernel started."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(3)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self._read_rest()
+        if self._kernel_pid is not None and _leads_group(self._kernel_pid):
+            with contextlib.suppress(OSError):
+                os.killpg(self._kernel_pid, signal.SIGKILL)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def _read_rest(self) -> None:
+        """Hear the last events of a process that has ended: one may name the kernel."""
+        assert self._process is not None and self._process.stdout is not None
+        if self._process.stdout.closed:
+            return
+        os.set_blocking(self._process.stdout.fileno(), False)
+        with contextlib.suppress(BlockingIOError):
+            self._buffer += self._process.stdout.read() or b""
+        *lines, self._buffer = self._buffer.split(b"\n")
+        for line in lines:
+            self._heard(json.loads(line))
+
+    def _clean(self) -> None:
+        if self._process is None:
+            return
+        for path in self._tmp.values():
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+
+def title_of(notebook: Notebook) -> str:
+    """Return the experiment's title, else the notebook's first heading, else its slug."""
+    with contextlib.suppress(NotebookError):
+        if notebook.experiment is not None:
+            return notebook.experiment.title
+        for cell in notebook.content["cells"]:
+            text = "".join(cell["source"]).lstrip()
+            if cell["cell_type"] == "markdown" and text.startswith("#"):
+                return text.splitlines()[0].lstrip("# ").strip()
+    return notebook.slug
+
+
+def _socket_folder() -> Path:
+    """Make a folder whose socket paths fit the limit of 107 bytes for Unix sockets."""
+    base = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="wb-", dir=base if len(base) < 60 else "/tmp"))
+
+
+def _leads_group(pid: int) -> bool:
+    """Whether processes of the group that `pid` leads are left (a group's number is not reused while it has members)."""
+    try:
+        os.killpg(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _tail(path: Path, limit: int = 2000) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return ""
+    return data[-limit:].decode("utf-8", "replace").strip()

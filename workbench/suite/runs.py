@@ -1,0 +1,235 @@
+"""Runs many notebooks: side by side, resumable, interruptible, with one summary and one report page."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.suite import verdict
+from workbench.suite.catalog import Notebook, NotebookError
+from workbench.suite.fingerprint import fingerprint, gpus
+from workbench.suite.process import DEFAULT_TIMEOUT_S, NotebookRun, OutputError, prepare_folder, title_of, write_json
+from workbench.suite.progress import Progress
+
+FOLDER = "notebooks"
+
+
+def run_suite(
+    notebooks: Sequence[Notebook],
+    params: Mapping[str, Mapping[str, Any]],
+    out: Path,
+    *,
+    jobs: int = 1,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    force: bool = False,
+    skipped: Mapping[str, str] | None = None,
+    page: bool = True,
+) -> dict[str, Any]:
+    """Execute `notebooks` and write ``run.json``, ``index.html`` and ``notebooks/<slug>.{ipynb,html,json}`` into `out`.
+
+    Notebooks that may measure on a GPU run alone, one after the other: neighbours would change what they measure.
+
+    Args:
+        notebooks: the selection.
+        params: checked parameters by slug.
+        out: folder for the results.
+        jobs: notebooks at a time.
+        timeout_s: limit for each notebook.
+        force: run even what finished before with the same notebook, parameters, code, packages and data.
+        skipped: slug to reason, for notebooks that are left out.
+        page: write the report page.
+    Returns:
+        The summary, as in ``run.json``; ``exit_status`` is 0 when every notebook and claim passed, 1 when one failed,
+        130 or 143 after Ctrl-C or SIGTERM.
+    Raises:
+        OutputError: `out` cannot be written, another run is writing there, or it is the notebooks' own folder.
+    """
+    prepare_folder(out)
+    folder = out / FOLDER
+    prepare_folder(folder)
+    for notebook in notebooks:
+        if (folder / f"{notebook.slug}.ipynb").resolve() == notebook.path.resolve():
+            raise OutputError(f"{notebook.slug}: the results would replace the notebook itself; choose another --out")
+    skipped = dict(skipped or {})
+    began, started = time.monotonic(), datetime.datetime.now(datetime.UTC)
+    with _lock(out), _signals() as caught:
+        outcomes = _execute(notebooks, params, folder, jobs, timeout_s, force, skipped, caught)
+        summary = {
+            "started": started.isoformat(timespec="seconds"),
+            "seconds": round(time.monotonic() - began, 2),
+            "jobs": jobs,
+            "timeout_s": timeout_s,
+            "gpus": list(gpus()),
+            "exit_status": exit_status(outcomes, caught),
+            "counts": {s: sum(o["status"] == s for o in outcomes) for s in sorted({o["status"] for o in outcomes})},
+            "peak_memory_bytes": max((o["peak_memory_bytes"] or 0 for o in outcomes), default=0) or None,
+            "notebooks": outcomes,
+        }
+        write_json(out / "run.json", summary)
+        if page:
+            from workbench.report_page import write_page
+
+            write_page(out, summary, thumbnails=not caught)
+    return summary
+
+
+def exit_status(outcomes: Sequence[Mapping[str, Any]], caught: Sequence[int] = ()) -> int:
+    """Return 0 when everything passed, 1 when a notebook, a claim or an export failed, 128 + signal when stopped."""
+    if caught:
+        return 128 + caught[0]
+    bad = (verdict.FAILED, verdict.CLAIM_FAILED, verdict.INTERRUPTED)
+    return int(any(o["status"] in bad or o["html_error"] for o in outcomes))
+
+
+def _execute(
+    notebooks: Sequence[Notebook],
+    params: Mapping[str, Mapping[str, Any]],
+    folder: Path,
+    jobs: int,
+    timeout_s: float,
+    force: bool,
+    skipped: Mapping[str, str],
+    caught: list[int],
+) -> list[dict[str, Any]]:
+    outcomes: dict[str, dict[str, Any]] = {}
+    waiting, running = list(notebooks), []
+    alone = False
+    try:
+        with Progress(len(notebooks)) as progress:
+            while (waiting or running) and not caught:
+                while waiting and len(running) < max(1, jobs) and not alone and not caught:
+                    notebook = waiting[0]
+                    mine = dict(params.get(notebook.slug, {}))
+                    measures = may_measure(notebook, mine)
+                    if measures and running:
+                        break
+                    waiting.pop(0)
+                    reason = skipped.get(notebook.slug)
+                    mark, done = _previous(notebook, mine, folder, force) if reason is None else (None, _skip(notebook, mine, reason))
+                    if done is not None:
+                        outcomes[notebook.slug] = done
+                        progress.event({"event": "end", **done})
+                        continue
+                    run = NotebookRun(notebook, mine, folder, timeout_s, fingerprint=mark, on_event=progress.event)
+                    running.append(run)
+                    run.start()
+                    alone = measures
+                _wait(running)
+                for run in [r for r in running if r.step(0)]:
+                    running.remove(run)
+                    outcomes[run.notebook.slug] = run.outcome or {}
+                    alone = False
+    finally:
+        for run in running:
+            run.stop()
+            outcomes[run.notebook.slug] = run.outcome or {}
+    for notebook in waiting:
+        outcomes[notebook.slug] = _skip(notebook, params.get(notebook.slug, {}), "the run was stopped before it began")
+        outcomes[notebook.slug]["status"] = verdict.INTERRUPTED
+    return [outcomes[n.slug] for n in notebooks]
+
+
+def _wait(running: Sequence[NotebookRun]) -> None:
+    pending = [r for r in running if r.outcome is None]
+    if pending and len(pending) == len(running):
+        select.select(pending, [], [], 0.25)
+
+
+def may_measure(notebook: Notebook, params: Mapping[str, Any]) -> bool:
+    """Whether this run would use a GPU of this machine."""
+    try:
+        experiment = notebook.experiment
+        default = notebook.declared["source"].default if "source" in notebook.declared else "auto"
+    except NotebookError:
+        return False
+    source = params.get("source", default)
+    return bool(gpus()) and (experiment is None or "live" in experiment.sources()) and source in ("auto", "live")
+
+
+def _previous(
+    notebook: Notebook, params: dict[str, Any], folder: Path, force: bool
+) -> tuple[str | None, dict[str, Any] | None]:
+    """Return the fingerprint, and the outcome of an equal run that passed before."""
+    try:
+        mark = fingerprint(notebook, params)
+        if force:
+            return mark, None
+        outcome = json.loads((folder / f"{notebook.slug}.json").read_text(encoding="utf-8"))
+        whole = all((folder / (notebook.slug + ending)).is_file() for ending in (".ipynb", ".html"))
+        if whole and outcome["fingerprint"] == mark and outcome["status"] == verdict.PASSED and not outcome["html_error"]:
+            return mark, {**outcome, "reused": True}
+    except FileNotFoundError:
+        return (mark, None) if notebook.path.is_file() else (None, None)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, None
+    return mark, None
+
+
+def _skip(notebook: Notebook, params: Mapping[str, Any], reason: str) -> dict[str, Any]:
+    return {
+        "slug": notebook.slug,
+        "group": notebook.group,
+        "title": title_of(notebook),
+        "status": verdict.SKIPPED,
+        "seconds": 0.0,
+        "peak_memory_bytes": None,
+        "code_cells": None,
+        "attempts": 0,
+        "params": dict(params),
+        "source": None,
+        "recording": None,
+        "badge": None,
+        "checks": [],
+        "html_error": None,
+        "error": {"kind": "skipped", "message": reason, "cell": None, "excerpt": ""},
+    }
+
+
+@contextlib.contextmanager
+def _lock(out: Path) -> Iterator[None]:
+    """Keep a second run out of this folder; the system drops the lock of a run that died."""
+    with (out / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise OutputError(f"another run (process {file.read().strip() or '?'}) is writing to {out}") from None
+        file.seek(0)
+        file.truncate()
+        file.write(str(os.getpid()))
+        file.flush()
+        _remove_leftovers(out / FOLDER)
+        yield
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove temporary files of a run that was killed outright."""
+    for path in folder.glob(".*.running-*"):
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Note the first SIGINT, SIGTERM or SIGHUP instead of dying; a second SIGINT interrupts at once."""
+    caught: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        if caught and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
