@@ -1,0 +1,64 @@
+"""The critical microbatch: where device time meets submission time.
+
+NumPy only. Source: report, Section 8.3, Equation 12 and Figure 32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceCurve:
+    """Device time of one region against microbatch size: a fixed part and a part per unit of work.
+
+    Attributes:
+        name: GPU.
+        fixed: time of the region's shortest form (latency of its kernel sequence), figure time units.
+        per_unit: time per unit of microbatch.
+        limit: largest microbatch that fits in memory.
+    """
+
+    name: str
+    fixed: float
+    per_unit: float
+    limit: float
+
+    def time(self, microbatch: np.ndarray) -> np.ndarray:
+        """Return device time at each microbatch size."""
+        return self.fixed + self.per_unit * np.asarray(microbatch, dtype=float)
+
+    def critical(self, submit: float) -> float:
+        """Return the microbatch at which device time reaches `submit`; 0 where it does from the start.
+
+        A crossing beyond `limit` cannot be reached on this device and is returned as it is.
+        """
+        return max(0.0, (submit - self.fixed) / self.per_unit)
+
+
+def schematic(
+    *, device_speed: float = 1.0, activation_scale: float = 1.0, memory_scale: float = 1.0
+) -> tuple[DeviceCurve, ...]:
+    """Return the three device curves of the schematic.
+
+    The report prints no values for its curves. Ours: an H100 takes 1.00 time unit per unit of microbatch; B200 and
+    B300 are drawn 1.7 and 2.4 times faster, so that the three crossings stand apart as in the report; memory limits
+    are in the proportion of the datasheets' 80, 180 and 288 GB.
+
+    Args:
+        device_speed: makes every device this much faster.
+        activation_scale: activation bytes per unit of microbatch, relative to the drawn ones.
+        memory_scale: device memory, relative to the datasheets'.
+    """
+    drawn = (("H100", 1.0, 80.0), ("B200", 1.7, 180.0), ("B300", 2.4, 288.0))
+    return tuple(
+        DeviceCurve(
+            name=name,
+            fixed=0.35 / (speed * device_speed),
+            per_unit=1.0 / (speed * device_speed),
+            limit=4.0 * gigabytes / 80.0 * memory_scale / activation_scale,
+        )
+        for name, speed, gigabytes in drawn
+    )
