@@ -147,15 +147,24 @@ class Check:
         claim: the claim in one sentence.
         holds: True, False, or None where the table cannot decide it.
         value: the figure that decided it, as text or number.
+        known: why a claim of the report is known not to hold on this table (another chip, another size). It is shown
+            as a disagreement and does not turn the suite red; empty otherwise.
     """
 
     claim: str
     holds: bool | None
     value: str | float | int | None = None
+    known: str = ""
+
+    @property
+    def fails(self) -> bool:
+        """True where the claim does not hold and nobody knows why."""
+        return self.holds is False and not self.known
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return {"claim": self.claim, "holds": None if self.holds is None else bool(self.holds), "value": self.value}
+        plain = {"claim": self.claim, "holds": None if self.holds is None else bool(self.holds), "value": self.value}
+        return plain | ({"known": self.known} if self.known else {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,23 +343,31 @@ class Result:
         display(bundle, raw=True)
 
     def _checks_text(self) -> str:
-        word = {True: "holds", False: "FAILS", None: "n/a"}
-        lines = [f"{word[c.holds]:>5}  {c.claim}  [{c.value}]" for c in self.checks]
+        lines = [f"{_verdict(c)[0]:>8}  {c.claim}  [{c.value}]{' ' + c.known if c.known else ''}" for c in self.checks]
         return "\n".join([f"{self.slug}: {self.badge}", *lines])
 
     def _checks_html(self) -> str:
-        style = {True: ("✓ holds", "#009E73"), False: ("✗ fails", "#D55E00"), None: ("– n/a", "#808080")}
+        left = 'style="text-align:left"'
         rows = []
         for c in self.checks:
-            word, colour = style[c.holds]
+            word, colour = _verdict(c)
             value = "" if c.value is None else html.escape(str(c.value))
+            known = f"<br><small>{html.escape(c.known)}</small>" if c.known else ""
             rows.append(
                 f'<tr><td style="color:{colour};white-space:nowrap;font-weight:600;text-align:left">{word}</td>'
-                f'<td style="text-align:left">{html.escape(c.claim)}</td>'
-                f'<td style="text-align:left;font-variant-numeric:tabular-nums">{value}</td></tr>'
+                f"<td {left}>{html.escape(c.claim)}{known}</td><td {left}>{value}</td></tr>"
             )
-        head = "<tr><th></th><th style='text-align:left'>claim</th><th style='text-align:left'>value</th></tr>"
+        head = f"<tr><th></th><th {left}>claim</th><th {left}>value</th></tr>"
         return f"<table>{head}{''.join(rows)}</table><p><small>{html.escape(self.badge)}</small></p>"
+
+
+def _verdict(check: Check) -> tuple[str, str]:
+    """Word and colour of one check."""
+    if check.holds is None:
+        return "– n/a", "#808080"
+    if check.holds:
+        return "✓ holds", "#009E73"
+    return ("≠ differs", "#B8860B") if check.known else ("✗ fails", "#D55E00")
 
 
 def json_safe(value: Any) -> Any:

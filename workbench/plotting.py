@@ -64,11 +64,20 @@ def template() -> go.layout.Template:
                 "size": 13,
                 "family": "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif",
             },
-            "title": {"x": 0, "xanchor": "left", "xref": "paper", "font": {"size": 16}},
+            "title": {
+                "x": 0,
+                "xanchor": "left",
+                "xref": "paper",
+                "y": 1,
+                "yref": "container",
+                "yanchor": "top",
+                "pad": {"t": 12},
+                "font": {"size": 16},
+            },
             "xaxis": axis,
             "yaxis": axis,
             "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
-            "margin": {"l": 60, "r": 20, "t": 70, "b": 70},
+            "margin": {"l": 60, "r": 20, "t": 110, "b": 50},
             "hovermode": "closest",
             "hoverlabel": {"font": {"family": MONO}},
             "bargap": 0.15,
@@ -162,19 +171,9 @@ def draw_lanes(
 
 
 def badge(fig: go.Figure, result: Result) -> go.Figure:
-    """Write the source of the numbers under the figure, in the source's colour."""
-    colour = SOURCE_COLOURS[result.source]
-    fig.add_annotation(
-        text=f"■ {result.badge}",
-        xref="paper",
-        yref="paper",
-        x=1,
-        y=0,
-        xanchor="right",
-        yanchor="top",
-        yshift=-44,
-        showarrow=False,
-        font={"size": 11, "color": colour},
+    """Write the source of the numbers under the title, in the source's colour."""
+    subtitle = {"text": f"■ {result.badge}", "font": {"size": 12, "color": SOURCE_COLOURS[result.source]}}
+    fig.update_layout(
+        title_subtitle=subtitle, meta={"slug": result.slug, "source": result.source, "badge": result.badge}
     )
-    fig.update_layout(meta={"slug": result.slug, "source": result.source, "badge": result.badge})
     return fig

@@ -131,9 +131,12 @@ def operations() -> list[Operation]:
 
 
 def _route_map(logits: Any) -> Any:
+    """Order routes by expert as eager code does: sort, counts, offsets, inverse."""
     import torch
 
     experts = logits.topk(8, dim=-1).indices.flatten()
-    hits = experts[:, None] == torch.arange(128, device=logits.device)
-    position = (hits.cumsum(0) - 1).gather(1, experts[:, None])
-    return hits.sum(0).cumsum(0)[experts] + position[:, 0]
+    order = experts.argsort(stable=True)
+    counts = torch.zeros(128, dtype=torch.int64, device=logits.device).scatter_add_(0, experts, torch.ones_like(experts))
+    start = counts.cumsum(0) - counts
+    rows = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
+    return rows - start[experts]

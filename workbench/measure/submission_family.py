@@ -17,7 +17,8 @@ class FamilyMember:
     Attributes:
         name: what it does.
         launches: device operations submitted.
-        operators: operators that pass the dispatcher.
+        operators: operators that pass the dispatcher and launch a kernel.
+        views: operators that pass the dispatcher and launch nothing.
         modules: Python module calls.
         call: the region.
     """
@@ -25,6 +26,7 @@ class FamilyMember:
     name: str
     launches: int
     operators: int
+    views: int
     modules: int
     call: Callable[[], Any]
 
@@ -39,6 +41,7 @@ def family(counts: tuple[int, ...]) -> list[FamilyMember]:
 
     x = torch.randn(4096, device="cuda")
     y = torch.randn(4096, device="cuda")
+    square = y.view(64, 64)
     identity = torch.nn.Identity()
 
     def repeat(n: int, unit: Callable[[], Any]) -> Callable[[], None]:
@@ -50,17 +53,17 @@ def family(counts: tuple[int, ...]) -> list[FamilyMember]:
         return run
 
     # A launch without a dispatcher: the spin kernel of zero cycles is one C call around one kernel launch.
-    units: list[tuple[str, int, int, int, Callable[[], Any]]] = [
-        ("bare launch", 1, 0, 0, lambda: torch.cuda._sleep(0)),
-        ("view, no launch", 0, 1, 0, lambda: x.view(64, 64)),
-        ("add_", 1, 1, 0, lambda: x.add_(y)),
-        ("view, add_", 1, 2, 0, lambda: x.view(64, 64).add_(1.0)),
-        ("Identity module", 0, 0, 1, lambda: identity(x)),
-        ("Identity module, add_", 1, 1, 1, lambda: identity(x).add_(y)),
-        ("bare launch, view", 1, 1, 0, lambda: (torch.cuda._sleep(0), x.view(64, 64))),
+    units: list[tuple[str, int, int, int, int, Callable[[], Any]]] = [
+        ("bare launch", 1, 0, 0, 0, lambda: torch.cuda._sleep(0)),
+        ("view", 0, 0, 1, 0, lambda: x.view(64, 64)),
+        ("add_", 1, 1, 0, 0, lambda: x.add_(y)),
+        ("view, add_", 1, 1, 1, 0, lambda: x.view(64, 64).add_(square)),
+        ("Identity module", 0, 0, 0, 1, lambda: identity(x)),
+        ("Identity module, add_", 1, 1, 0, 1, lambda: identity(x).add_(y)),
+        ("bare launch, view", 1, 0, 1, 0, lambda: (torch.cuda._sleep(0), x.view(64, 64))),
     ]
     return [
-        FamilyMember(f"{n} x {name}", n * launches, n * operators, n * modules, repeat(n, unit))
-        for name, launches, operators, modules, unit in units
+        FamilyMember(f"{n} x {name}", n * launches, n * operators, n * views, n * modules, repeat(n, unit))
+        for name, launches, operators, views, modules, unit in units
         for n in counts
     ]
