@@ -88,14 +88,16 @@ def main() -> int:
             events.write(json.dumps(event) + "\n")
             events.flush()
 
-    job = json.loads(sys.stdin.buffer.readline())
+    job = json.loads(read_line(0))
     output, connection_file = Path(job["output"]), Path(job["connection_file"])
     leftovers = [output, *map(Path, job["scratch"]), *connection_file.parent.glob("*")]
     signal.signal(signal.SIGTERM, lambda *_: vanish(143, []))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def lifeline() -> None:
-        sys.stdin.buffer.read()
+        # not sys.stdin: a daemon thread that holds its lock aborts the interpreter's shutdown
+        while os.read(0, 1):
+            pass
         vanish(1, [*leftovers, *connection_file.parent.glob("*")])
 
     threading.Thread(target=lifeline, daemon=True).start()
@@ -110,6 +112,17 @@ def main() -> int:
             send(event="html_error", message=f"{type(failure).__name__}: {failure}")
     send(event="done")
     return 0 if error is None else 1
+
+
+def read_line(descriptor: int) -> bytes:
+    """Return one line, without buffering what follows it."""
+    line = b""
+    while not line.endswith(b"\n"):
+        chunk = os.read(descriptor, 1 << 16)
+        if not chunk:
+            raise EOFError("no job on stdin")
+        line += chunk
+    return line
 
 
 def execute(job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any] | None:

@@ -1,0 +1,29 @@
+"""Tiny notebooks for the suite's tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULT_MIME = "application/vnd.headroom.result+json"
+
+
+def result_cell(checks: list[dict[str, Any]] | None = None, source: str = "model", badge: str = "computed by a model") -> str:
+    """Return source that reports a result the way `Result.report` does."""
+    payload = {"slug": "tiny", "source": source, "recording": None, "badge": badge, "checks": checks or [], "params": {}}
+    return f"from IPython.display import display\ndisplay({{{RESULT_MIME!r}: {payload!r}, 'text/plain': 'result'}}, raw=True)"
+
+
+def make(folder: Path, slug: str, *cells: str, parameters: str = "", kernel: str = "python3", title: str = "") -> Path:
+    """Write ``folder/slug.ipynb`` with these code cells and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = [{"cell_type": "markdown", "id": "t", "metadata": {}, "source": f"# {title or slug}"}]
+    sources = [(parameters, ["parameters"])] if parameters else []
+    for i, (source, tags) in enumerate([*sources, *((c, []) for c in cells)]):
+        cell = {"cell_type": "code", "id": f"c{i}", "metadata": {"tags": tags}, "source": source}
+        made.append({**cell, "outputs": [], "execution_count": None})
+    metadata = {"kernelspec": {"name": kernel, "display_name": kernel, "language": "python"}}
+    path = folder / f"{slug}.ipynb"
+    path.write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": metadata, "cells": made}), encoding="utf-8")
+    return path

@@ -1,0 +1,142 @@
+"""Draws the main figure of executed notebooks as small images, all in one browser: ``python -m workbench.suite.thumbnails``.
+
+It runs as a process of its own with a time limit, so that a browser that hangs or is absent costs the pictures and
+nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+PLOTLY_MIME = "application/vnd.plotly.v1+json"
+WIDTH = 760
+
+
+def draw(notebooks: Sequence[Path], timeout_s: float | None = None) -> dict[str, str]:
+    """Write ``<slug>.webp`` (or ``.png``) beside each executed notebook that shows a figure; return slug to reason for those without.
+
+    A picture that is newer than its notebook stays.
+    """
+    missing: dict[str, str] = {}
+    wanted = []
+    for notebook in notebooks:
+        picture = picture_of(notebook)
+        if picture and picture.stat().st_mtime >= notebook.stat().st_mtime:
+            continue
+        for old in (notebook.with_suffix(".webp"), notebook.with_suffix(".png")):
+            old.unlink(missing_ok=True)
+        try:
+            figure = main_figure(notebook)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            missing[notebook.stem] = "the executed notebook cannot be read"
+            continue
+        if figure is None:
+            missing[notebook.stem] = "the notebook shows no figure"
+        elif isinstance(figure, bytes):
+            _write(notebook.with_suffix(".png"), figure)
+        else:
+            wanted.append({"slug": notebook.stem, "figure": figure, "path": str(notebook.with_suffix(".webp"))})
+    return missing | _draw_in_process(wanted, timeout_s or 40 + 5 * len(wanted))
+
+
+def picture_of(notebook: Path) -> Path | None:
+    """Return the picture beside an executed notebook, if there is one."""
+    return next((p for e in (".webp", ".png") if (p := notebook.with_suffix(e)).is_file()), None)
+
+
+def main_figure(notebook: Path) -> dict[str, Any] | bytes | None:
+    """Return the first figure among the outputs: plotly JSON, or the bytes of a PNG."""
+    for cell in json.loads(notebook.read_bytes())["cells"]:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if PLOTLY_MIME in data:
+                return data[PLOTLY_MIME]
+            if "image/png" in data:
+                return base64.b64decode("".join(data["image/png"]))
+    return None
+
+
+def _draw_in_process(wanted: list[dict[str, Any]], timeout_s: float) -> dict[str, str]:
+    if not wanted:
+        return {}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workbench.suite.thumbnails"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        answer, _ = process.communicate(json.dumps(wanted).encode(), timeout=timeout_s)
+        reasons = dict(json.loads(line) for line in answer.splitlines())
+    except subprocess.TimeoutExpired:
+        reasons = {w["slug"]: f"drawing took more than {timeout_s:g} s" for w in wanted if not Path(w["path"]).is_file()}
+    except ValueError:
+        reasons = {}
+    finally:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return reasons | {
+        w["slug"]: "the drawing process ended early"
+        for w in wanted
+        if w["slug"] not in reasons and not Path(w["path"]).is_file()
+    }
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+
+
+def main() -> int:
+    """Draw the figures that stdin lists; print one JSON pair (slug, reason) for each that failed."""
+    import kaleido
+
+    wanted = json.load(sys.stdin)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(slug: str, reason: str) -> None:
+        print(json.dumps([slug, reason]), file=answers, flush=True)
+
+    try:
+        kaleido.start_sync_server(n=1, silence_warnings=True)
+    except Exception as error:
+        for w in wanted:
+            say(w["slug"], _no_browser(error))
+        return 1
+    for w in wanted:
+        layout = w["figure"].get("layout", {})
+        width, height = layout.get("width") or 800, layout.get("height") or 450
+        figure = {"data": w["figure"].get("data", []), "layout": layout}
+        try:
+            options = {"format": "webp", "width": width, "height": height, "scale": min(2.0, WIDTH / width)}
+            image: Any = kaleido.calc_fig_sync(figure, opts=options)
+            _write(Path(w["path"]), image)
+        except Exception as error:
+            say(w["slug"], _no_browser(error))
+    with contextlib.suppress(Exception):
+        kaleido.stop_sync_server(silence_warnings=True)
+    return 0
+
+
+def _no_browser(error: Exception) -> str:
+    text = " ".join(str(error).split())[:160]
+    if "chrome" in text.lower() or "browser" in f"{type(error).__name__} {text}".lower():
+        return "no Chromium or Chrome was found to draw it"
+    return f"{type(error).__name__}: {text}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
