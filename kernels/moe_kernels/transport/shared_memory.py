@@ -1,0 +1,70 @@
+"""One CPU process per rank over torch.distributed (gloo), buffers in memory-mapped files that all of them see."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from moe_kernels.peers import PeerTable, peer_table
+from moe_kernels.transport.base import Transport
+
+
+class SharedMemoryTransport(Transport):
+    """Ranks of one host that address each other's buffers directly: the multi-process twin of the NVSHMEM transport.
+
+    It exists for tests: the phases of real, unsynchronised processes, on a machine without a GPU.
+    """
+
+    name = "shared_memory"
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        if not dist.is_initialized():
+            raise RuntimeError("SharedMemoryTransport needs torch.distributed: call init_process_group first")
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.world_size = dist.get_world_size(group)
+        self.local_ranks = (self.rank,)
+        self.device = torch.device("cpu")
+        self._allocated = 0
+        root = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+        shared: list[str | None] = [tempfile.mkdtemp(prefix="moe_kernels_", dir=root) if self.rank == 0 else None]
+        dist.broadcast_object_list(shared, src=dist.get_global_rank(group, 0) if group else 0, group=group)
+        self._folder = Path(str(shared[0]))
+
+    def allocate(self, rows: int, width: int, dtype: torch.dtype) -> PeerTable:
+        nbytes = rows * width * dtype.itemsize
+        paths = [self._folder / f"{self._allocated}_{rank}" for rank in range(self.world_size)]
+        self._allocated += 1
+        with open(paths[self.rank], "wb") as file:
+            file.truncate(max(1, nbytes))
+        self.barrier()
+        flat = [torch.from_file(str(p), shared=True, size=max(1, nbytes), dtype=torch.uint8) for p in paths]
+        return peer_table([f[:nbytes].view(dtype).view(rows, width) for f in flat])
+
+    def free(self, table: PeerTable) -> None:
+        """Nothing to do: the mapping goes with its last reference, the files with `close`."""
+
+    def barrier(self) -> None:
+        dist.barrier(group=self.group)
+
+    def all_gather_counts(self, counts_E: Sequence[torch.Tensor]) -> torch.Tensor:
+        self._check_counts(counts_E)
+        gathered = torch.empty(self.world_size, counts_E[0].numel(), dtype=torch.int64)
+        dist.all_gather_into_tensor(gathered, counts_E[0].contiguous(), group=self.group)
+        return gathered
+
+    def all_gather_host(self, values: Sequence[int]) -> list[int]:
+        everywhere: list[int] = [0] * self.world_size
+        dist.all_gather_object(everywhere, values[0], group=self.group)
+        return everywhere
+
+    def close(self) -> None:
+        self.barrier()
+        if self.rank == 0:
+            shutil.rmtree(self._folder, ignore_errors=True)
