@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.plotting import SOURCE_COLOURS
+from workbench.suite.verdict import STANDINGS, standing
 
 ORDER = ("failed", "claim_failed", "interrupted", "skipped", "passed")
 LABELS = {
@@ -56,17 +57,17 @@ def render(out: Path, summary: Mapping[str, Any], reasons: Mapping[str, str]) ->
     cards = sorted((_card(out, o, reasons) for o in summary["notebooks"]), key=lambda c: (ORDER.index(c["status"]), c["place"]))
     for place, card in enumerate(cards):
         card["place"] = place
-    claims = [c for card in cards for c in card["claims"]]
+    standings = [c["standing"] for card in cards for c in card["claims"]]
     return environment.get_template("report.html.j2").render(
         run=summary,
         cards=cards,
         labels=LABELS,
+        words={"held": "claims held", "failed": "claims failed", "differs": "known to differ", "n/a": "not applicable"},
+        marks={"held": "✓", "failed": "✗", "differs": "≠", "n/a": "–"},
         source_colours=SOURCE_COLOURS,
         statuses=[s for s in ORDER if any(c["status"] == s for c in cards)],
         sources=sorted({c["source"] for c in cards if c["source"]}),
-        held=sum(c["holds"] is True for c in claims),
-        broken=sum(c["holds"] is False for c in claims),
-        undecided=sum(c["holds"] is None for c in claims),
+        standings={s: standings.count(s) for s in ("held", "failed", "differs", "n/a")},
     )
 
 
@@ -78,12 +79,12 @@ def _card(out: Path, outcome: Mapping[str, Any], reasons: Mapping[str, str]) -> 
     ran = outcome["attempts"] > 0 and outcome["status"] != "interrupted"
     picture = picture_of(notebook) if ran else None
     kind = "webp" if picture and picture.suffix == ".webp" else "png"
-    rank = {False: 0, True: 1, None: 2}
+    claims = [{"known": "", **c, "standing": standing(c)} for c in outcome["checks"]]
     return {
         **outcome,
         "place": (outcome["group"], slug),
         "reused": outcome.get("reused", False),
-        "claims": sorted(outcome["checks"], key=lambda c: rank[c["holds"]]),
+        "claims": sorted(claims, key=lambda c: STANDINGS.index(c["standing"])),
         "picture": f"data:image/{kind};base64,{base64.b64encode(picture.read_bytes()).decode()}" if picture else None,
         "no_picture": reasons.get(slug, "no figure was drawn"),
         "ipynb": f"{FOLDER}/{slug}.ipynb" if ran and notebook.is_file() else None,

@@ -80,6 +80,7 @@ def show_command(
     """Compute an experiment's table and check its claims, without a notebook; exit status 1 when a claim fails."""
     from workbench.experiment import load, to_json
     from workbench.suite.parameters import ParameterError, convert, split_assignments
+    from workbench.suite.verdict import standing
 
     try:
         experiment = load(slug)
@@ -99,10 +100,9 @@ def show_command(
         print(f"{experiment.title}\n{result.badge}\n")
         with pl.Config(tbl_rows=60, tbl_cols=-1, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True, tbl_width_chars=160):
             print(result.table)
-        word = {True: "holds", False: "FAILS", None: "n/a"}
         for check in result.checks:
-            print(f"{word[check.holds]:>5}  {check.claim}  [{check.value}]")
-    raise typer.Exit(int(any(c.holds is False for c in result.checks)))
+            print(f"{standing(check.as_dict()):>7}  {check.claim}  [{check.value}]{'  ' + check.known if check.known else ''}")
+    raise typer.Exit(int(any(c.fails for c in result.checks)))
 
 
 def run_command(

@@ -176,6 +176,7 @@ def assign(
     result: dict[str, dict[str, Any]] = {n.slug: {} for n in notebooks}
     unused = set(shared)
     have: dict[str, list[str]] = {}
+    full: list[str] = []
     if source is not None and source not in SOURCE_CHOICES:
         raise ParameterError(f"--source {source!r}: expected one of {', '.join(SOURCE_CHOICES)}")
     for notebook in notebooks:
@@ -184,6 +185,7 @@ def assign(
         except NotebookError:
             continue
         have[notebook.slug] = [name for name in declared if name != "source"]
+        full += [f"{notebook.slug}: {line}" for line in _lines(notebook)]
         own = per_slug.get(notebook.slug, {})
         for name in own:
             if name not in declared or name == "source":
@@ -202,7 +204,7 @@ def assign(
             raise ParameterError("parameter 'source': use --source")
         names = sorted({n for ns in have.values() for n in ns})
         lines = [f"{slug}: {', '.join(ns) or 'none'}" for slug, ns in have.items()]
-        raise ParameterError(_unknown(name, names, lines))
+        raise ParameterError(_unknown(name, names, full if len(notebooks) <= 3 else lines))
     stray = set(per_slug) - set(result)
     if stray:
         raise ParameterError(f"parameters given for {sorted(stray)[0]!r}, which is not selected")

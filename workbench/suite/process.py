@@ -192,7 +192,6 @@ class NotebookRun:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                cwd=self.notebook.path.parent,
                 env=env,
             )
         job = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any, TextIO
 
+from workbench.suite.verdict import STANDINGS, standing
+
 WORDS = {
     "passed": ("passed", "green"),
     "claim_failed": ("CLAIM FAILED", "red"),
@@ -78,8 +80,8 @@ class Progress:
 
 def describe_outcome(outcome: dict[str, Any]) -> str:
     """Return one line (more for a failure) that says how a notebook ended."""
-    held = sum(c["holds"] is True for c in outcome["checks"])
-    failed = [c for c in outcome["checks"] if c["holds"] is False]
+    standings = [standing(c) for c in outcome["checks"]]
+    counts = [f"{standings.count(s)} {s}" for s in STANDINGS if s in standings]
     parts = [f"{outcome['slug']}: {WORDS[outcome['status']][0]}"]
     if outcome.get("reused"):
         parts.append("(unchanged since the last run)")
@@ -88,11 +90,11 @@ def describe_outcome(outcome: dict[str, Any]) -> str:
     if outcome.get("peak_memory_bytes") and not outcome.get("reused"):
         parts.append(f"{outcome['peak_memory_bytes'] / 2**20:.0f} MiB")
     if outcome["checks"]:
-        parts.append(f"claims: {held} held, {len(failed)} failed, {len(outcome['checks']) - held - len(failed)} n/a")
+        parts.append(f"claims: {', '.join(counts)}")
     if outcome["badge"]:
         parts.append(outcome["badge"])
     lines = [" · ".join([" ".join(parts[:2]), *parts[2:]])]
-    lines += [f"    fails: {c['claim']} [{c.get('value')}]" for c in failed]
+    lines += [f"    fails: {c['claim']} [{c.get('value')}]" for c in outcome["checks"] if standing(c) == "failed"]
     if outcome["error"]:
         lines.append(f"    {outcome['error']['message']}")
         lines += [f"    | {line}" for line in outcome["error"].get("excerpt", "").splitlines()[-8:]]

@@ -118,7 +118,7 @@ def main() -> int:
         return 1
     for w in wanted:
         layout = w["figure"].get("layout", {})
-        width, height = layout.get("width") or 800, layout.get("height") or 450
+        width, height = layout.get("width") or 640, layout.get("height") or 360
         figure = {"data": w["figure"].get("data", []), "layout": layout}
         try:
             options = {"format": "webp", "width": width, "height": height, "scale": min(2.0, WIDTH / width)}

@@ -19,6 +19,8 @@ from workbench.suite.catalog import source_of, tags_of
 
 PASSED, CLAIM_FAILED, FAILED, INTERRUPTED, SKIPPED = "passed", "claim_failed", "failed", "interrupted", "skipped"
 
+STANDINGS = ("failed", "differs", "held", "n/a")
+
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -52,8 +54,15 @@ def judge(executed: Path, exit_status: int | None, error: dict[str, Any] | None,
     else:
         verdict["error"] = _silent_failure(cells, results)
     if verdict["error"] is None:
-        verdict["status"] = CLAIM_FAILED if any(c["holds"] is False for c in verdict["checks"]) else PASSED
+        verdict["status"] = CLAIM_FAILED if "failed" in map(standing, verdict["checks"]) else PASSED
     return verdict
+
+
+def standing(check: dict[str, Any]) -> str:
+    """Return how a claim stands: ``held``, ``failed``, ``differs`` (fails for a stated reason) or ``n/a``."""
+    if check["holds"] is None:
+        return "n/a"
+    return "held" if check["holds"] else ("differs" if check.get("known") else "failed")
 
 
 def _silent_failure(cells: list[dict[str, Any]], results: list[dict[str, Any]]) -> dict[str, Any] | None:
