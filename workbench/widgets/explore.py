@@ -1,0 +1,141 @@
+"""Slider panel for any experiment, made from the bounds in its parameters."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import typing
+from typing import Any
+
+import ipywidgets as widgets
+
+from workbench.experiment import Experiment, Result
+
+QUIET_S = 0.15  # a drag sends many values; only the one the reader rests on is worth a recomputation
+
+
+def explore(experiment: Experiment, *, source: str = "auto", **start: Any) -> widgets.VBox:
+    """Return sliders for an experiment's bounded parameters above its figure and checks.
+
+    Args:
+        experiment: the experiment.
+        source: where the table comes from, see `Experiment.run`.
+        **start: first values; the others keep their defaults.
+
+    Raises:
+        ValueError: an unknown parameter or a value outside its bounds.
+    """
+    return Explorer(experiment, source, start).view
+
+
+class Explorer:
+    """State behind `explore`: the controls, the last result and the output it is shown in.
+
+    Attributes:
+        controls: name -> control widget.
+        result: the last result, None where the last values could not be run.
+        view: the widget to display.
+    """
+
+    def __init__(self, experiment: Experiment, source: str, start: dict[str, Any]) -> None:
+        self.experiment, self.source, self.start = experiment, source, start
+        result = experiment.run(source=source, **start)
+        values = result.params
+        self.controls = {}
+        for f in dataclasses.fields(experiment.params):
+            control = _control(f, getattr(values, f.name), typing.get_type_hints(experiment.params)[f.name])
+            if control is not None:
+                control.observe(self._changed, names="value")
+                self.controls[f.name] = control
+        reset = widgets.Button(description="Report's values", tooltip="Set every slider to the report's value")
+        reset.on_click(self._reset)
+        self.output = widgets.Output()
+        self.result: Result | None = None
+        self._waiting: asyncio.TimerHandle | None = None
+        box = widgets.VBox([*self.controls.values(), reset]) if self.controls else widgets.VBox([])
+        self.view = widgets.VBox([box, self.output])
+        self.view.explorer = self
+        self._show(result)
+
+    def values(self) -> dict[str, Any]:
+        """Return the parameters as set, the starting values of those without a control included."""
+        return self.start | {name: control.value for name, control in self.controls.items()}
+
+    def update(self) -> None:
+        """Run the experiment with the controls' values and show it; an error is shown in its place."""
+        try:
+            result = self.experiment.run(source=self.source, **self.values())
+        except ValueError as error:
+            self.result = None
+            self.output.outputs = ({"output_type": "stream", "name": "stderr", "text": f"{error}\n"},)
+            return
+        self._show(result)
+
+    def _show(self, result: Result) -> None:
+        self.result = result
+        # A plain figure, not a FigureWidget: that sends its own 5 MB of script each time and is saved as a snapshot.
+        figure = result.figure()
+        bundle = {"application/vnd.plotly.v1+json": figure.to_plotly_json(), "text/plain": result.badge}
+        lines = [f"{_MARK[check.holds]} {check.claim} ({check.value})" for check in result.checks()]
+        shown = [{"output_type": "display_data", "data": _jsonable(bundle), "metadata": {}}]
+        if lines:
+            shown.append({"output_type": "stream", "name": "stdout", "text": "\n".join(lines) + "\n"})
+        self.output.outputs = tuple(shown)
+
+    def _changed(self, _: Any) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # plain Python: nothing would ever run a delayed call
+            self.update()
+            return
+        self._waiting = loop.call_later(QUIET_S, self.update)
+
+    def _reset(self, _: Any) -> None:
+        defaults = {f.name: f.default for f in dataclasses.fields(self.experiment.params)}
+        for name, control in self.controls.items():
+            control.value = defaults[name]
+
+
+_MARK = {True: "holds:", False: "FAILS:", None: "not decided here:"}
+
+
+def _jsonable(bundle: dict[str, Any]) -> dict[str, Any]:
+    import json
+
+    from plotly.utils import PlotlyJSONEncoder
+
+    return json.loads(json.dumps(bundle, cls=PlotlyJSONEncoder))
+
+
+def _control(f: dataclasses.Field[Any], value: Any, hint: Any) -> Any:
+    """Return a control for a field, None where its metadata give no bounds or choices."""
+    meta = f.metadata
+    look = {
+        "description": f.name.replace("_", " "),
+        "style": {"description_width": "12em"},
+        "layout": {"width": "36em"},
+        "tooltip": meta.get("doc", ""),
+    }
+    if meta.get("choices") is not None:
+        return widgets.Dropdown(options=list(meta["choices"]), value=value, **look)
+    if typing.get_origin(hint) is typing.Literal:
+        return widgets.Dropdown(options=list(typing.get_args(hint)), value=value, **look)
+    if hint is bool:
+        return widgets.Checkbox(value=value, **look)
+    low, high = meta.get("min"), meta.get("max")
+    if hint not in (int, float) or low is None or high is None:
+        return None
+    if meta.get("unit"):
+        look["description"] += f" ({meta['unit']})"
+    if hint is int:
+        return widgets.IntSlider(value, low, high, int(meta.get("step") or 1), continuous_update=False, **look)
+    if meta.get("log"):
+        import math
+
+        return widgets.FloatLogSlider(
+            value, min=math.log10(low), max=math.log10(high), step=0.01, continuous_update=False, **look
+        )
+    step = meta.get("step") or (high - low) / 100
+    return widgets.FloatSlider(value, min=low, max=high, step=step, continuous_update=False, readout_format=".3g", **look)

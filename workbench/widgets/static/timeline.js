@@ -1,0 +1,151 @@
+// Entry of the timeline widget (anywidget front-end module): theme, tabs or stacked panels, state kept with the notebook.
+import { h, Panel } from "./panel.js";
+import { ProgramSource, RecordedSource } from "./sources.js";
+
+const HEX = /^#[0-9a-f]{6}$/i;
+
+/** Read the page's theme: JupyterLab's variables where they are set, our own otherwise. */
+function readTheme(root, spec) {
+  const style = getComputedStyle(root);
+  const pen = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  pen.canvas.width = pen.canvas.height = 1;
+  // Painting one pixel resolves any CSS colour; translucent ones land on the background.
+  const colour = (name) => {
+    pen.fillStyle = style.getPropertyValue(name).trim();
+    pen.fillRect(0, 0, 1, 1);
+    const [r, g, b] = pen.getImageData(0, 0, 1, 1).data;
+    return `#${[r, g, b].map((v) => v.toString(16).padStart(2, "0")).join("")}`;
+  };
+  const theme = {};
+  for (const name of ["background", "ink", "soft", "grid"]) {
+    if (theme.background) {
+      pen.fillStyle = theme.background;
+      pen.fillRect(0, 0, 1, 1);
+    }
+    theme[name] = colour(`--hw-${name}`);
+  }
+  theme.dark = Number.parseInt(theme.background.slice(1, 3), 16) < 128;
+  theme.patterns = Object.fromEntries(Object.entries(spec.patterns).map(([k, v]) => [k, v === "x" ? "cross" : "slash"]));
+  theme.colours = Object.fromEntries(Object.entries(spec.colours).filter(([, v]) => HEX.test(v)));
+  theme.curveKinds = new Set(["headroom"]);
+  theme.id = `${theme.background}${theme.ink}`;
+  return theme;
+}
+
+async function inflate(view) {
+  const bytes = new Uint8Array(view.buffer, view.byteOffset, view.byteLength);
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).arrayBuffer();
+}
+
+async function render({ model, el }) {
+  const spec = model.get("spec");
+  // JupyterLab's single-letter shortcuts would act on the notebook while the reader steps the cursor.
+  const root = h("div", { class: "hw-timeline", "data-lm-suppress-shortcuts": "true" });
+  el.append(root);
+  const cleanups = [];
+  try {
+    await fill(model, root, spec, cleanups);
+  } catch (error) {
+    root.append(h("p", { class: "hw-error", role: "alert" }, `This timeline cannot be drawn: ${error.message}`));
+  }
+  return () => {
+    for (const cleanup of cleanups) cleanup();
+  };
+}
+
+async function fill(model, root, spec, cleanups) {
+  const saved = model.get("state") ?? {};
+  let theme = readTheme(root, spec);
+  if (spec.title) root.append(h("h3", { class: "hw-title" }, spec.title));
+  if (spec.badge) root.append(h("p", { class: "hw-badge" }, spec.badge));
+  const panels = new Map();
+  let saving;
+  const remember = () => {
+    // A message at every frame would queue behind the kernel; the state only has to survive a reload.
+    clearTimeout(saving);
+    saving = setTimeout(() => {
+      const state = {};
+      for (const [id, p] of panels) state[id] = { values: p.values, cursor: p.cursor, window: p.window };
+      if (JSON.stringify(state) === JSON.stringify(model.get("state"))) return;
+      model.set("state", state);
+      model.save_changes();
+    }, 500);
+  };
+  cleanups.push(() => clearTimeout(saving));
+  const add = (id, source, options) => {
+    const kept = saved[id] ?? {};
+    const fullTitle = [spec.title, options.title].filter(Boolean).join(" · ");
+    const panel = new Panel(source, {
+      ...options,
+      fullTitle,
+      badge: spec.badge,
+      labels: spec.labels,
+      cursor: kept.cursor ?? options.cursor,
+      window: kept.window ?? options.window,
+      values: kept.values,
+      theme: () => theme,
+      onchange: remember,
+    });
+    panels.set(id, panel);
+    cleanups.push(() => panel.dispose());
+    return panel;
+  };
+
+  if (spec.type === "recorded") {
+    const buffer = await inflate(model.get("columns"));
+    const { caption, table, cursor, window } = spec;
+    root.append(add("main", new RecordedSource(spec, buffer), { caption, table, cursor, window }).element);
+  } else {
+    for (const p of spec.panels) add(p.id, new ProgramSource(p), { title: p.title, caption: p.caption, cursor: p.cursor });
+    const elements = [...panels.values()].map((p) => p.element);
+    if (spec.layout === "tabs" && elements.length > 1) root.append(tabs(spec.panels, elements, spec.switch));
+    root.append(...elements);
+  }
+
+  const follow = () => {
+    theme = readTheme(root, spec);
+    for (const panel of panels.values()) panel.invalidate();
+  };
+  const watcher = new MutationObserver(follow);
+  watcher.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"] });
+  watcher.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme", "class"] });
+  const media = matchMedia("(prefers-color-scheme: dark)");
+  media.addEventListener("change", follow);
+  const go = () => {
+    const request = model.get("goto_request");
+    if (request?.time !== undefined) panels.get(request.panel ?? panels.keys().next().value)?.goto(request.time, request.width);
+  };
+  model.on("change:goto_request", go);
+  go();
+  cleanups.push(
+    () => watcher.disconnect(),
+    () => media.removeEventListener("change", follow),
+    () => model.off("change:goto_request", go),
+  );
+}
+
+function tabs(panels, elements, label = "Panel") {
+  const select = (index, focus) => {
+    buttons.forEach((b, i) => {
+      b.setAttribute("aria-checked", String(i === index));
+      b.tabIndex = i === index ? 0 : -1;
+      elements[i].hidden = i !== index;
+    });
+    if (focus) buttons[index].focus();
+  };
+  const buttons = panels.map((panel, i) =>
+    h("button", { type: "button", role: "radio", class: "hw-tab", onclick: () => select(i, false) }, panel.title || panel.id),
+  );
+  const move = (event) => {
+    const at = buttons.indexOf(document.activeElement);
+    const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (by === undefined || at < 0) return;
+    event.preventDefault();
+    select((at + by + buttons.length) % buttons.length, true);
+  };
+  select(0, false);
+  return h("div", { class: "hw-tabs", role: "radiogroup", "aria-label": label ?? "Panel", onkeydown: move }, ...buttons);
+}
+
+export default { render };
