@@ -1,0 +1,218 @@
+"""Archived metric histories of anybody's runs: read, stitched and reported on.
+
+A history is a table with an integer step column and numeric metric columns; a run may come as several segments.
+
+Source: report, Appendix B.7 and B.8 (at an overlapping step the newest segment wins).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import polars as pl
+
+STEP_NAMES = ("step", "_step", "global_step", "trainer/global_step", "iteration", "iter")
+LONG_NAMES = ({"metric", "value"}, {"tag", "value"}, {"key", "value"})
+READERS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+
+
+@dataclass(frozen=True)
+class History:
+    """One segment, tidied.
+
+    Attributes:
+        name: segment name, the file's stem.
+        table: ``step`` int64, sorted and unique, then float64 metric columns.
+        notes: what the reader did to it, in words.
+    """
+
+    name: str
+    table: pl.DataFrame
+    notes: tuple[str, ...] = field(default=())
+
+
+def read_history(path: str | Path, *, step: str | None = None) -> History:
+    """Read one exported history.
+
+    Args:
+        path: CSV, TSV, JSON lines or parquet; wide (a column per metric) or long (``metric``/``tag``, ``value``).
+        step: name of the step column; found among the usual names when None.
+    Raises:
+        ValueError: unknown format, no step column, or no numeric metric; names what was found.
+        FileNotFoundError: the file is not there.
+    """
+    import polars as pl
+
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"history {path.name!r} does not exist")
+    suffix = path.suffix.lower()
+    if suffix not in READERS:
+        raise ValueError(f"history {path.name!r}: expected one of {', '.join(READERS)}, got {suffix or 'no suffix'!r}")
+    try:
+        if suffix == ".parquet":
+            raw = pl.read_parquet(path)
+        elif suffix in (".jsonl", ".ndjson"):
+            raw = pl.read_ndjson(path, infer_schema_length=None, ignore_errors=True)
+        else:
+            raw = pl.read_csv(
+                path, separator="\t" if suffix == ".tsv" else ",", infer_schema_length=None, ignore_errors=True
+            )
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ValueError(f"history {path.name!r} cannot be read as {suffix}: {error}") from error
+    return tidy(raw, path.stem, step=step)
+
+
+def tidy(raw: pl.DataFrame, name: str, *, step: str | None = None) -> History:
+    """Turn an exported table into a `History`; see `read_history`."""
+    import polars as pl
+
+    notes: list[str] = []
+    names = {c.strip().lower(): c for c in raw.columns}
+    column = step if step in raw.columns else next((names[n] for n in STEP_NAMES if n in names), None)
+    if column is None:
+        raise ValueError(
+            f"history {name!r}: no step column; expected one of {', '.join(STEP_NAMES)}, got {', '.join(raw.columns)}"
+        )
+    for pair in LONG_NAMES:
+        if pair <= set(names):
+            key = names[next(iter(pair - {"value"}))]
+            metrics = raw[key].n_unique()
+            raw = raw.pivot(on=key, index=column, values=names["value"], aggregate_function="last")
+            notes.append(f"pivoted a long table of {metrics} metrics")
+            break
+    raw = raw.rename({column: "step"})
+    numeric = []
+    for c in raw.columns:
+        if c == "step":
+            continue
+        # Trackers write NaN and Infinity as words; a text column that holds numbers is one.
+        as_float = raw[c].cast(pl.Float64, strict=False) if raw[c].dtype != pl.Boolean else raw[c].cast(pl.Float64)
+        if as_float.null_count() < raw.height:
+            numeric.append(as_float.alias(c))
+    left = [c for c in raw.columns if c != "step" and c not in {s.name for s in numeric}]
+    if left:
+        notes.append(f"left out {len(left)} columns without numbers: {', '.join(left[:5])}")
+    if not numeric:
+        raise ValueError(f"history {name!r}: no numeric metric beside {column!r}; columns are {', '.join(raw.columns)}")
+    table = pl.DataFrame([raw["step"].cast(pl.Float64, strict=False).alias("step"), *numeric])
+    bad = table["step"].null_count() + int(table["step"].is_nan().sum() or 0)
+    if bad:
+        notes.append(f"dropped {bad} rows without a step")
+        table = table.filter(pl.col("step").is_not_null() & pl.col("step").is_not_nan())
+    table = table.with_columns(pl.col("step").cast(pl.Int64))
+    before = table.height
+    # Trackers log metrics of one step in several rows: keep the last value of each metric.
+    table = table.group_by("step", maintain_order=True).agg(pl.all().drop_nulls().last()).sort("step")
+    if table.height < before:
+        notes.append(f"merged {before - table.height} rows of repeated steps, last value of each metric kept")
+    if table.height > 1:
+        missing = int(table["step"][-1]) - int(table["step"][0]) + 1 - table.height
+        if missing:
+            notes.append(f"{missing} steps without a row between {table['step'][0]} and {table['step'][-1]}")
+    return History(name, table, tuple(notes))
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What stitching did.
+
+    Attributes:
+        segments: per segment, oldest first: name, rows, first_step, last_step, kept, replaced.
+        overlaps: steps that more than one segment has.
+        gaps: pairs of steps between which no segment has a row.
+    """
+
+    segments: tuple[dict[str, Any], ...]
+    overlaps: int
+    gaps: tuple[tuple[int, int], ...]
+
+
+def stitch(segments: Sequence[History]) -> tuple[pl.DataFrame, MergeReport]:
+    """Merge segments given oldest first: at an overlapping step the newest segment's row is kept.
+
+    Args:
+        segments: at least one.
+    Returns:
+        The stitched table with a ``segment`` column, and what was done.
+    Raises:
+        ValueError: no segment.
+    """
+    import polars as pl
+
+    if not segments:
+        raise ValueError("nothing to stitch: no segment was given")
+    parts = [
+        s.table.with_columns(pl.lit(i).alias("order"), pl.lit(s.name).alias("segment")) for i, s in enumerate(segments)
+    ]
+    everything = pl.concat(parts, how="diagonal")
+    merged = everything.sort("step", "order").group_by("step", maintain_order=True).last()
+    kept = dict(merged.group_by("order").len().iter_rows())
+    rows = tuple(
+        {
+            "segment": s.name,
+            "rows": s.table.height,
+            "first_step": int(s.table["step"][0]) if s.table.height else None,
+            "last_step": int(s.table["step"][-1]) if s.table.height else None,
+            "kept": kept.get(i, 0),
+            "replaced": s.table.height - kept.get(i, 0),
+        }
+        for i, s in enumerate(segments)
+    )
+    steps = merged["step"].to_list()
+    stride = min((b - a for a, b in itertools.pairwise(steps)), default=1)
+    gaps = tuple((a, b) for a, b in itertools.pairwise(steps) if b - a > stride)
+    return merged.drop("order"), MergeReport(rows, everything.height - merged.height, gaps)
+
+
+def window_median(
+    table: pl.DataFrame, metric: str, first: int, last: int, *, level: float = 0.95, draws: int = 1000, seed: int = 0
+) -> dict[str, Any]:
+    """Return the median of a metric over steps `first` to `last` inclusive, with a block-bootstrap interval.
+
+    Neighbouring steps of a history are correlated, so blocks of about the cube root of the window are resampled.
+
+    Args:
+        table: a history.
+        metric: column.
+        first: first step of the window.
+        last: last step.
+    Returns:
+        ``median, low, high, rows``; NaN where the window holds no value.
+    Raises:
+        ValueError: no such metric; the message lists those that are.
+    """
+    import numpy as np
+    import polars as pl
+
+    if metric not in table.columns:
+        raise ValueError(f"no metric {metric!r}; the history has {', '.join(c for c in table.columns if c != 'step')}")
+    values = table.filter(pl.col("step").is_between(first, last))[metric].drop_nulls().drop_nans().to_numpy()
+    n = len(values)
+    if not n:
+        return {"median": float("nan"), "low": float("nan"), "high": float("nan"), "rows": 0}
+    block = max(1, round(n ** (1 / 3)))
+    rng = np.random.default_rng(seed)
+    starts = rng.integers(0, n - block + 1, size=(draws, -(-n // block)))
+    index = (starts[:, :, None] + np.arange(block)).reshape(draws, -1)[:, :n]
+    medians = np.median(values[index], axis=1)
+    tail = 100 * (1 - level) / 2
+    low, high = np.percentile(medians, [tail, 100 - tail])
+    return {"median": float(np.median(values)), "low": float(low), "high": float(high), "rows": n}
+
+
+def smooth(values: Any, span: int) -> Any:
+    """Return the centred running median of a 1-d array over `span` points (odd; 1 leaves it as it is)."""
+    import numpy as np
+
+    values = np.asarray(values, dtype=float)
+    half = max(0, span // 2)
+    if half == 0:
+        return values
+    padded = np.pad(values, half, mode="edge")
+    return np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1)
