@@ -1,6 +1,7 @@
 """The only writer of ``data/recorded``: a measurement with its provenance, written once, whole, never edited.
 
-Standard library only (torch lazily), so that a bare GPU machine can record.
+Every field of Appendix B.9 is written; null (or absent) says that it was not retained or does not apply, as with the
+report's own records. Standard library only (torch lazily), so that a bare GPU machine can record.
 
 Source: report, Appendix B.9.
 """
@@ -24,7 +25,75 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-GROUPS = ("provenance", "workload", "topology", "precision", "environment", "protocol", "raw_outputs")
+# Fields of Appendix B.9 by group; `REQUIRED` may not be null, because no reader could use the numbers without them.
+FIELDS: dict[str, tuple[str, ...]] = {
+    "provenance": ("commit", "dirty", "date", "seconds", "command", "dependencies", "run_name"),
+    "workload": (
+        "params",
+        "seeds",
+        "total_params",
+        "active_params",
+        "layers",
+        "mixers",
+        "experts",
+        "top_k",
+        "shared_experts",
+        "capacity",
+        "sequence_tokens",
+        "global_batch_tokens",
+    ),
+    "topology": ("nodes", "gpus", "dp", "cp", "ep_dp", "ep_mp", "pp", "vpp", "microbatch", "accumulation", "schedule"),
+    "precision": (
+        "parameter",
+        "activation",
+        "accumulation",
+        "reduction",
+        "optimizer",
+        "communication",
+        "cache",
+        "checkpoint",
+        "layout",
+    ),
+    "environment": (
+        "gpu",
+        "gpus",
+        "driver",
+        "cuda_toolkit",
+        "compiler",
+        "software",
+        "interpreter",
+        "cpu",
+        "links",
+        "nics",
+        "variables",
+        "at_start",
+        "at_end",
+    ),
+    "protocol": (
+        "timer",
+        "warmup",
+        "repeats",
+        "order",
+        "l2",
+        "synchronization",
+        "compile",
+        "prewarm",
+        "exclusions",
+        "retries",
+    ),
+    "raw_outputs": ("files",),
+}
+GROUPS = tuple(FIELDS)
+REQUIRED: dict[str, tuple[str, ...]] = {
+    "provenance": ("commit", "dirty", "date", "command"),
+    "workload": ("params",),
+    "topology": ("nodes", "gpus"),
+    "precision": (),
+    "environment": ("gpus", "software", "interpreter", "cpu", "at_start", "at_end"),
+    "protocol": ("timer", "warmup", "repeats"),
+    "raw_outputs": ("files",),
+}
+_NAME = re.compile(r"(\d{4}-\d{2}-\d{2})_([a-z0-9]+)_([0-9a-f]{7}|nocommit)(-dirty)?(_\d{6})?")
 
 
 def data_root() -> Path:
@@ -135,7 +204,7 @@ class Recorder:
             raise ValueError(f"attachment name {name!r}: expected letters, digits, '.', '_', '-'")
         if isinstance(content, Path):
             content = content.read_bytes()
-        self._files[name] = content.encode() if isinstance(content, str) else content
+        self._files[name] = _scrub(content).encode() if isinstance(content, str) else content
 
     def set(self, group: str, **values: Any) -> None:
         """Set fields of one of Appendix B.9's groups (workload, topology, precision, protocol, ...)."""
@@ -158,7 +227,12 @@ class Recorder:
             "command": self.command or _command(),
         } | groups["provenance"]
         groups["environment"] = self._environment_start | {"at_end": _clocks()} | groups["environment"]
-        return {"schema": SCHEMA, "slug": self.slug, **groups}
+        params = groups["workload"]["params"]
+        seeds = [v for k, v in params.items() if k in ("seed", "seeds") or k.endswith("_seed")]
+        groups["workload"] = {"seeds": seeds} | groups["workload"]
+        groups["topology"] = {"nodes": 1, "gpus": 1 if groups["environment"].get("gpu") else 0} | groups["topology"]
+        whole = {g: dict.fromkeys(FIELDS[g]) | groups[g] for g in GROUPS}
+        return {"schema": SCHEMA, "slug": self.slug, **_scrub(whole)}
 
     def write(self, root: Path | None = None) -> Path:
         """Write the recording as a new folder and return it; nothing is left half written.
@@ -214,12 +288,14 @@ def _commit() -> tuple[str | None, bool]:
         return told, os.environ.get("WORKBENCH_DIRTY", "0") != "0"
     here = Path(__file__).resolve().parent
     try:
-        run = lambda *a: subprocess.run(
-            ["git", *a], cwd=here, capture_output=True, text=True, check=True
-        ).stdout.strip()  # noqa: E731
-        return run("rev-parse", "HEAD"), bool(run("status", "--porcelain", "--untracked-files=no"))
+        return _git(here, "rev-parse", "HEAD"), bool(_git(here, "status", "--porcelain", "--untracked-files=no"))
     except (OSError, subprocess.CalledProcessError):
         return None, True
+
+
+def _git(folder: Path, *command: str) -> str:
+    done = subprocess.run(["git", *command], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def _command() -> str:
@@ -233,14 +309,126 @@ def _environment() -> dict[str, Any]:
     return environment()
 
 
+def _scrub(value: Any) -> Any:
+    from workbench.measure.scrub import scrub
+
+    return scrub(value)
+
+
 def _clocks() -> dict[str, Any]:
     from workbench.measure.audit import gpu_state
 
     return gpu_state()
 
 
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
+
+
+def check_recording(path: Path) -> list[str]:
+    """Return what is wrong with one recording's folder, one line each; empty when nothing is.
+
+    It compares names, schema, groups, required fields, every file's size and SHA-256, and looks for identifying text.
+    """
+    from workbench.measure.scrub import leaks
+
+    try:
+        text = (path / "record.json").read_text(encoding="utf-8")
+        record = json.loads(text, parse_constant=_no_constant)
+    except FileNotFoundError:
+        return ["record.json is missing"]
+    except (OSError, ValueError) as error:
+        return [f"record.json: expected JSON in UTF-8: {error}"]
+    if not isinstance(record, dict):
+        return [f"record.json: expected an object, got {type(record).__name__}"]
+    problems = _check_header(path, record)
+    for group in GROUPS:
+        values = record.get(group)
+        if not isinstance(values, dict):
+            problems.append(f"{group}: expected an object, got {type(values).__name__}")
+            continue
+        problems += [f"{group}.{f}: expected a value, got none" for f in REQUIRED[group] if values.get(f) is None]
+    return problems + _check_files(path, record) + [f"record.json: {line}" for line in leaks(record)]
+
+
+def _check_header(path: Path, record: Mapping[str, Any]) -> list[str]:
+    problems = []
+    if record.get("schema") != SCHEMA:
+        problems.append(f"schema: expected {SCHEMA}, got {record.get('schema')!r}")
+    if record.get("slug") != path.parent.name:
+        problems.append(f"slug: expected the folder's {path.parent.name!r}, got {record.get('slug')!r}")
+    named = _NAME.fullmatch(path.name)
+    provenance = record.get("provenance")
+    if not named:
+        return [*problems, f"folder name: expected <date>_<gpu>_<sha7>, got {path.name!r}"]
+    if isinstance(provenance, dict):
+        date, _, commit, dirty, _ = named.groups()
+        for field_name, in_name, in_record in (
+            ("date", date, str(provenance.get("date"))[:10]),
+            ("commit", commit, str(provenance.get("commit") or "nocommit")[:7]),
+            ("dirty", bool(dirty), provenance.get("dirty")),
+        ):
+            if in_name != in_record:
+                problems.append(
+                    f"provenance.{field_name}: the folder's name says {in_name!r}, the record {in_record!r}"
+                )
+    return problems
+
+
+def _check_files(path: Path, record: Mapping[str, Any]) -> list[str]:
+    from workbench.measure.scrub import leaks
+
+    raw = record.get("raw_outputs")
+    files = raw.get("files") if isinstance(raw, dict) else None
+    if not isinstance(files, dict):
+        return ["raw_outputs.files: expected an object of files"]
+    problems = [] if "table.csv" in files else ["raw_outputs.files: table.csv is not listed"]
+    present = {p.name for p in path.iterdir()} - {"record.json"}
+    problems += [f"{name} is not listed in raw_outputs.files" for name in sorted(present - set(files))]
+    for name, entry in files.items():
+        if name not in present:
+            problems.append(f"{name} is missing")
+            continue
+        content = (path / name).read_bytes()
+        entry = entry if isinstance(entry, dict) else {}
+        if entry.get("bytes") != len(content):
+            problems.append(f"{name}: expected {entry.get('bytes')} bytes, got {len(content)}")
+        if entry.get("sha256") != hashlib.sha256(content).hexdigest():
+            problems.append(f"{name}: its SHA-256 is not the recorded one")
+        if name == "table.csv":
+            lines = content.decode("utf-8", "replace").splitlines()
+            problems += ["table.csv has no rows"] if len(lines) < 2 else []
+            problems += [f"table.csv: {line}" for line in sorted({x for text in lines for x in leaks(text)})]
+    return problems
+
+
+def check_all(root: Path | None = None) -> dict[str, list[str]]:
+    """Check every recording and every pin; ``slug/name`` (or the experiment's slug) -> what is wrong.
+
+    A pin must name a recording that is there and was made from a clean tree.
+    """
+    from workbench.experiment import load, slugs
+
+    root = root or data_root() / "recorded"
+    found = {f"{p.parent.name}/{p.name}": check_recording(p) for p in sorted(root.glob("*/*/"))}
+    for slug in slugs():
+        try:
+            pin = load(slug).recording
+        except Exception as error:  # a broken experiment must not hide the state of the recordings
+            found[slug] = [f"its experiment cannot be loaded, so its pin is unknown: {type(error).__name__}: {error}"]
+            continue
+        if pin is None:
+            continue
+        key = f"{slug}/{pin}"
+        if key not in found:
+            found[key] = [f"pinned by {slug}, but not present"]
+        elif "-dirty" in pin or json.loads((root / slug / pin / "record.json").read_text())["provenance"].get("dirty"):
+            found[key].append(f"pinned by {slug}, but made from a changed tree")
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure one experiment here and write its recording: ``python -m workbench.record SLUG [-p name=value] [--out DIR]``."""
+    """Measure one experiment here and write its recording: ``python -m workbench.record SLUG [-p name=value]``."""
     import argparse
 
     from workbench.experiment import load
