@@ -91,3 +91,17 @@ def test_a_checkpoint_of_another_shape_is_refused():
         opt.load_state(state)
     with pytest.raises(ValueError, match="lacks"):
         opt.load_state({})
+
+
+def test_bf16_parameters_are_the_rounded_fp32_masters():
+    net = model().to(torch.bfloat16)
+    opt = SkipStepAdamW(net, lr=1e-4)
+    for _ in range(5):
+        opt.zero_grad()
+        loss = net(torch.randn(4, 8, dtype=torch.bfloat16)).float().square().mean()
+        loss.backward()
+        opt.step(loss)
+    assert opt.params.dtype == torch.float32
+    flat = torch.cat([dict(net.named_parameters())[n].reshape(-1) for n in opt.names])
+    assert torch.equal(flat, opt.params.to(torch.bfloat16))
+    assert not torch.equal(flat.float(), opt.params), "updates below a BF16 step live in the masters"

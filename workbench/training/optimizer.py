@@ -13,7 +13,7 @@ from typing import Any
 
 
 class SkipStepAdamW:
-    """AdamW on flat FP32 buffers that leaves parameters and moments untouched on an outlying or non-finite step.
+    """AdamW on flat FP32 masters that leaves parameters and moments untouched on an outlying or non-finite step.
 
     A step is skipped when its loss or gradient norm is not finite, or lies more than `sigma` standard deviations above
     the mean of the last `window` finite values, once half of the window is filled. The factor is a 0/1 device scalar.
@@ -55,14 +55,21 @@ class SkipStepAdamW:
         self.names = [n for n, _ in kept + free]
         sizes = [p.numel() for _, p in kept + free]
         total = sum(sizes)
+        dtypes = {p.dtype for _, p in named}
+        if len(dtypes) != 1 or not named[0][1].dtype.is_floating_point:
+            raise ValueError(
+                f"flat optimizer: expected parameters of one floating dtype, got {sorted(map(str, dtypes))}"
+            )
         self.params = torch.empty(total, dtype=torch.float32, device=device)
-        self.grads = torch.zeros_like(self.params)
+        # What the model computes with: the masters themselves in FP32, else their rounded copy.
+        low = dtypes.pop()
+        self.rounded = self.params if low == torch.float32 else torch.empty(total, dtype=low, device=device)
+        self.grads = torch.zeros(total, dtype=low, device=device)
         at = 0
         for (_, p), n in zip(kept + free, sizes):
-            if p.dtype != torch.float32:
-                raise ValueError(f"flat optimizer: expected float32 parameters, got {p.dtype}")
             self.params[at : at + n].copy_(p.detach().reshape(-1))
-            p.data = self.params[at : at + n].view(p.shape)
+            self.rounded[at : at + n].copy_(p.detach().reshape(-1))
+            p.data = self.rounded[at : at + n].view(p.shape)
             p.grad = self.grads[at : at + n].view(p.shape)
             at += n
         self.exp_avg = torch.zeros_like(self.params)
@@ -92,9 +99,9 @@ class SkipStepAdamW:
 
         with torch.no_grad():
             lr = self.lr if lr is None else lr
-            norm = torch.linalg.vector_norm(self.grads)
+            grads = self.grads.float()
+            norm = torch.linalg.vector_norm(grads)
             ok = self._accept(torch.stack([loss.detach().float(), norm]))
-            grads = self.grads
             if self.clip is not None:
                 grads = grads * (self.clip / (norm + 1e-6)).clamp(max=1.0)
             beta1, beta2 = self.betas
@@ -110,6 +117,7 @@ class SkipStepAdamW:
             denominator = (self.exp_avg_sq / (1 - beta2**t)).sqrt_().add_(self.eps)
             update = self.exp_avg / (1 - beta1**t) / denominator + self.decay * self.params
             self.params.copy_(torch.where(ok, self.params - lr * update, self.params))
+            self._round()
             return {"grad_norm": norm, "applied": factor}
 
     def _accept(self, now: Any) -> Any:
@@ -129,6 +137,10 @@ class SkipStepAdamW:
         self.recent.scatter_(1, slot, kept[:, None])
         self.seen += finite.long()
         return finite & ~outlier
+
+    def _round(self) -> None:
+        if self.rounded is not self.params:
+            self.rounded.copy_(self.params)
 
     def state(self) -> dict[str, Any]:
         """Return the tensors that a checkpoint keeps."""
@@ -159,3 +171,4 @@ class SkipStepAdamW:
                 )
             with torch.no_grad():
                 here.copy_(state[name])
+        self._round()
