@@ -1,0 +1,208 @@
+"""Writing a recording, and every way in which the check must refuse one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import workbench.record as record
+from workbench.record import FIELDS, GROUPS, Recorder, check_all, check_recording, load_recording
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A good recording, written once."""
+    root = tmp_path_factory.mktemp("data") / "recorded"
+    patch = pytest.MonkeyPatch()
+    patch.setenv("WORKBENCH_COMMIT", "0123456789abcdef0123456789abcdef01234567")
+    recorder = Recorder("tab48_submission_tax", {"seed": 7, "rows": 128}, command="python -m workbench.record tab48")
+    recorder.row(rows=128, median_us=3.5)
+    recorder.row(rows=4096, median_us=9.5, note="a,b")
+    recorder.samples("128", [3.0, 3.5, 4.0])
+    recorder.attach("log.txt", "started in /home/someone/project/run on 10.1.2.3\n")
+    recorder.set("protocol", timer="cuda events", warmup=3, repeats=5)
+    path = recorder.write(root)
+    patch.undo()
+    return path
+
+
+@pytest.fixture
+def copy(made, tmp_path) -> Path:
+    """A copy to break."""
+    target = tmp_path / "recorded" / made.parent.name / made.name
+    shutil.copytree(made, target)
+    return target
+
+
+def edit(path: Path, change) -> None:
+    found = json.loads((path / "record.json").read_text())
+    change(found)
+    (path / "record.json").write_text(json.dumps(found))
+
+
+def test_a_written_recording_passes_and_is_whole(made):
+    assert check_recording(made) == []
+    found = json.loads((made / "record.json").read_text())
+    assert [g for g in found if g in GROUPS] == list(GROUPS)
+    for group in GROUPS:
+        assert set(FIELDS[group]) <= set(found[group]), group
+    assert found["workload"]["seeds"] == [7] and found["workload"]["params"] == {"seed": 7, "rows": 128}
+    assert made.name.endswith("_0123456") and found["provenance"]["dirty"] is False
+    assert sorted(p.name for p in made.iterdir()) == ["log.txt", "record.json", "samples.json", "table.csv"]
+
+
+def test_text_attachments_are_scrubbed(made):
+    text = (made / "log.txt").read_text()
+    assert "someone" not in text and "10.1.2.3" not in text and text.startswith("started in <path>")
+
+
+def test_rows_come_back_typed(made, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_DATA", str(made.parent.parent.parent))
+    rows = load_recording("tab48_submission_tax", made.name).rows()
+    assert rows["median_us"].to_list() == [3.5, 9.5] and rows["note"].to_list() == [None, "a,b"]
+    with pytest.raises(FileNotFoundError, match=made.name):
+        load_recording("tab48_submission_tax", "2026-01-01_h200_fffffff")
+
+
+def drop(group, name):
+    return lambda r: r[group].pop(name)
+
+
+@pytest.mark.parametrize(
+    "change, expected",
+    [
+        (lambda r: r.update(schema=99), "schema: expected 1, got 99"),
+        (lambda r: r.update(slug="other"), "slug: expected the folder's 'tab48_submission_tax'"),
+        (lambda r: r.pop("protocol"), "protocol: expected an object"),
+        (drop("protocol", "timer"), "protocol.timer: expected a value"),
+        (drop("environment", "software"), "environment.software: expected a value"),
+        (lambda r: r["provenance"].update(commit=None), "provenance.commit: expected a value"),
+        (lambda r: r["provenance"].update(commit="f" * 40), "says '0123456', the record 'fffffff'"),
+        (lambda r: r["provenance"].update(dirty=True), "provenance.dirty: the folder's name says False"),
+        (lambda r: r["provenance"].update(date="2020-01-01T00:00"), "provenance.date"),
+        (lambda r: r["raw_outputs"].update(files=[]), "raw_outputs.files: expected an object"),
+        (lambda r: r["raw_outputs"]["files"].pop("table.csv"), "table.csv is not listed"),
+        (lambda r: r["raw_outputs"]["files"]["log.txt"].update(sha256="0" * 64), "log.txt: its SHA-256"),
+        (lambda r: r["raw_outputs"]["files"]["log.txt"].update(bytes=1), "log.txt: expected 1 bytes"),
+        (lambda r: r["raw_outputs"]["files"].update(gone={}), "gone is missing"),
+        (lambda r: r["workload"].update(mixers="/home/x/mixers"), "workload.mixers holds what looks like a path"),
+        (lambda r: r["environment"].update(nics=["192.168.7.9"]), "environment.nics[0] holds what looks like a IPv4"),
+    ],
+)
+def test_each_defect_is_named(copy, change, expected):
+    edit(copy, change)
+    problems = check_recording(copy)
+    assert any(expected in p for p in problems), problems
+
+
+def test_changed_and_unlisted_files_are_found(copy):
+    (copy / "table.csv").write_text((copy / "table.csv").read_text().replace("3.5", "2.5"))
+    (copy / "extra.bin").write_bytes(b"x")
+    assert check_recording(copy) == [
+        "extra.bin is not listed in raw_outputs.files",
+        "table.csv: its SHA-256 is not the recorded one",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text, expected", [("{", "expected JSON"), ('{"a": NaN}', "NaN is not JSON"), ("[]", "got list")]
+)
+def test_unreadable_records(copy, text, expected):
+    (copy / "record.json").write_text(text)
+    assert expected in check_recording(copy)[0]
+    (copy / "record.json").unlink()
+    assert check_recording(copy) == ["record.json is missing"]
+
+
+def test_folder_name_is_checked(copy):
+    other = copy.with_name("latest")
+    copy.rename(other)
+    assert "expected <date>_<gpu>_<sha7>, got 'latest'" in check_recording(other)[0]
+
+
+@pytest.mark.parametrize("case", ["present", "absent", "dirty"])
+def test_pins(copy, monkeypatch, case):
+    name = copy.name
+    if case == "absent":
+        name = "2026-01-01_h200_fffffff"
+    if case == "dirty":
+        name = f"{copy.name}-dirty"
+        copy = copy.rename(copy.with_name(name))
+        edit(copy, lambda r: r["provenance"].update(dirty=True))
+    monkeypatch.setattr("workbench.experiment.slugs", lambda: ["tab48_submission_tax"])
+    monkeypatch.setattr("workbench.experiment.load", lambda slug: type("E", (), {"recording": name}))
+    problems = check_all(copy.parent.parent)[f"tab48_submission_tax/{name}"]
+    expected = {"present": [], "absent": ["but not present"], "dirty": ["made from a changed tree"]}[case]
+    assert len(problems) == len(expected) and all(e in p for e, p in zip(expected, problems))
+
+
+def test_broken_experiment_is_named(copy, monkeypatch):
+    def broken(slug):
+        raise SyntaxError("no")
+
+    monkeypatch.setattr("workbench.experiment.slugs", lambda: ["tab48_submission_tax"])
+    monkeypatch.setattr("workbench.experiment.load", broken)
+    assert "SyntaxError: no" in check_all(copy.parent.parent)["tab48_submission_tax"][0]
+
+
+def test_recordings_are_never_overwritten(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORKBENCH_COMMIT", "a" * 40)
+    monkeypatch.setattr(record, "_environment", lambda: {"gpu": None, "gpus": [], "at_start": {}})
+    recorder = Recorder("x", {})
+    recorder.row(a=1)
+    first, second = recorder.write(tmp_path), recorder.write(tmp_path)
+    assert first != second and second.name.startswith(first.name)
+    with pytest.raises(FileExistsError, match="never overwritten"):
+        recorder.write(tmp_path)
+
+
+def test_a_failed_write_leaves_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(record, "_environment", lambda: {"gpu": None, "gpus": [], "at_start": {}})
+    recorder = Recorder("x", {"bad": float("nan")})
+    with pytest.raises(ValueError, match="empty"):
+        recorder.write(tmp_path)
+    recorder.row(a=1)
+    with pytest.raises(ValueError, match="JSON"):
+        recorder.write(tmp_path)
+    assert list((tmp_path / "x").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../x", "record.json", "", "a/b", ".hidden"])
+def test_bad_attachment_names_raise(monkeypatch, name):
+    monkeypatch.setattr(record, "_environment", dict)
+    with pytest.raises(ValueError, match="attachment name"):
+        Recorder("x", {}).attach(name, b"")
+
+
+def test_dirty_trees_are_marked(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORKBENCH_COMMIT", "a" * 40)
+    monkeypatch.setenv("WORKBENCH_DIRTY", "1")
+    monkeypatch.setattr(record, "_environment", lambda: {"gpu": "NVIDIA H200", "gpus": [], "at_start": {}})
+    recorder = Recorder("x", {})
+    recorder.row(a=1)
+    assert recorder.write(tmp_path).name.endswith("_h200_aaaaaaa-dirty")
+
+
+def test_every_recording_of_the_project_passes():
+    """What continuous integration asks of ``data/recorded``."""
+    assert {k: v for k, v in check_all().items() if v} == {}
+
+
+@pytest.mark.parametrize("broken, code", [(False, 0), (True, 1)])
+def test_command(copy, monkeypatch, broken, code):
+    from typer.testing import CliRunner
+
+    from workbench.cli.record import app
+
+    monkeypatch.setattr("workbench.experiment.slugs", list)
+    if broken:
+        (copy / "log.txt").write_text("changed")
+    done = CliRunner().invoke(app, ["check", "--root", str(copy.parent.parent)])
+    assert done.exit_code == code, done.output
+    assert ("FAIL" in done.output) == broken and f"1 recordings, {code} with problems" in done.output
+    as_json = CliRunner().invoke(app, ["check", "--json", "--root", str(copy.parent.parent)])
+    assert bool(json.loads(as_json.output)[f"tab48_submission_tax/{copy.name}"]) == broken
+    assert CliRunner().invoke(app, ["check", "--root", str(copy / "absent")]).exit_code == 2
