@@ -76,7 +76,7 @@ class Explorer:
         # A plain figure, not a FigureWidget: that sends its own 5 MB of script each time and is saved as a snapshot.
         figure = result.figure()
         bundle = {"application/vnd.plotly.v1+json": figure.to_plotly_json(), "text/plain": result.badge}
-        lines = [f"{_MARK[check.holds]} {check.claim} ({check.value})" for check in result.checks()]
+        lines = [f"{_MARK[check.holds]} {check.claim} ({check.value})" for check in result.checks]
         shown = [{"output_type": "display_data", "data": _jsonable(bundle), "metadata": {}}]
         if lines:
             shown.append({"output_type": "stream", "name": "stdout", "text": "\n".join(lines) + "\n"})
@@ -138,4 +138,6 @@ def _control(f: dataclasses.Field[Any], value: Any, hint: Any) -> Any:
             value, min=math.log10(low), max=math.log10(high), step=0.01, continuous_update=False, **look
         )
     step = meta.get("step") or (high - low) / 100
-    return widgets.FloatSlider(value, min=low, max=high, step=step, continuous_update=False, readout_format=".3g", **look)
+    return widgets.FloatSlider(
+        value, min=low, max=high, step=step, continuous_update=False, readout_format=".3g", **look
+    )

@@ -174,8 +174,8 @@ def trace_view(
 
     Args:
         lanes: labels from top to bottom.
-        events: equal-length columns ``lane`` (index into `lanes`), ``start_ns``, ``end_ns`` (int, absolute), ``kind`` (key
-            of `plotting.COLOURS`, or an index into `kinds`) and ``name`` (text, or an index into `names`).
+        events: equal-length columns ``lane`` (index into `lanes`), ``start_ns``, ``end_ns`` (int, absolute), ``kind``
+            (key of `plotting.COLOURS`, or an index into `kinds`) and ``name`` (text, or an index into `names`).
         title: heading.
         badge: where the numbers come from.
         caption: one or two sentences below the picture.
@@ -254,7 +254,9 @@ def _coded(name: str, values: Any, labels: Sequence[str] | None) -> tuple[np.nda
     if labels is not None:
         codes = _integers(name, values)
         if codes.size and not 0 <= codes.min() <= codes.max() < len(labels):
-            raise ValueError(f"{name}: expected indices from 0 to {len(labels) - 1}, got {codes.min()} to {codes.max()}")
+            raise ValueError(
+                f"{name}: expected indices from 0 to {len(labels) - 1}, got {codes.min()} to {codes.max()}"
+            )
         return codes, [str(v) for v in labels]
     known: dict[str, int] = {}
     codes = np.fromiter((known.setdefault(str(v), len(known)) for v in values), dtype=np.int64)
@@ -337,7 +339,9 @@ def _curve(index: int, curve: Mapping[str, Any], origin: int, pack: _Pack) -> di
     t = _integers(f"{where}['t_ns']", curve["t_ns"]) - origin
     before, after = (np.asarray(curve[c], dtype="<f8") for c in ("before", "after"))
     if not len(t) == len(before) == len(after):
-        raise ValueError(f"{where}: expected t_ns, before, after of equal length, got {len(t)}, {len(before)}, {len(after)}")
+        raise ValueError(
+            f"{where}: expected t_ns, before, after of equal length, got {len(t)}, {len(before)}, {len(after)}"
+        )
     if np.any(np.diff(t) < 0):
         raise ValueError(f"{where}['t_ns']: expected sorted times")
     colour = curve.get("colour", "headroom")
@@ -354,7 +358,9 @@ def _table(table: Mapping[str, Any], origin: int) -> dict[str, Any]:
     if len(rows) > MAX_TABLE_ROWS:
         raise ValueError(f"table: expected at most {MAX_TABLE_ROWS} rows, got {len(rows)}")
     if not len(rows) == len(start) == len(end):
-        raise ValueError(f"table: expected rows, start_ns, end_ns of equal length, got {len(rows)}, {len(start)}, {len(end)}")
+        raise ValueError(
+            f"table: expected rows, start_ns, end_ns of equal length, got {len(rows)}, {len(start)}, {len(end)}"
+        )
     if wrong := [r for r in rows if len(r) != len(table["columns"])]:
         raise ValueError(f"table: expected {len(table['columns'])} cells a row, got {len(wrong[0])}")
     return {

@@ -1,0 +1,270 @@
+"""Executed notebook -> HTML page that stays interactive from a file, without a kernel, a CDN or any network.
+
+nbconvert's own pages load require.js, the widget manager and MathJax from CDNs and show nothing offline, so only its
+text filters are used here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+PLOTLY = "application/vnd.plotly.v1+json"
+STATIC = Path(__file__).parent / "widgets" / "static"
+LONG_LINES = 40
+
+
+def to_html(
+    executed_ipynb: Path | str,
+    out_html: Path | str,
+    assets_dir: Path | str | None = None,
+    *,
+    back_link: str | None = None,
+) -> Path:
+    """Write an executed notebook as a page that works offline, sliders and figures included.
+
+    Args:
+        executed_ipynb: notebook with outputs and saved widget state.
+        out_html: page to write.
+        assets_dir: folder for plotly's script, shared by many pages (default: ``assets`` beside the page).
+        back_link: address of the report page, relative to `out_html`.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        ValueError: the file is not a notebook; the message says why.
+    """
+    import jinja2
+    import nbformat
+
+    source, target = Path(executed_ipynb), Path(out_html)
+    assets = Path(assets_dir) if assets_dir is not None else target.parent / "assets"
+    try:
+        notebook = nbformat.read(source, as_version=4)
+    except (
+        nbformat.reader.NotJSONError,
+        nbformat.ValidationError,
+        UnicodeDecodeError,
+        AttributeError,
+        KeyError,
+    ) as error:
+        raise ValueError(f"{source}: expected a Jupyter notebook, got {type(error).__name__}: {error}") from error
+    page = _Page(notebook)
+    cells = [page.cell(cell) for cell in notebook.cells]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    plotly = None
+    if page.figures:
+        plotly = _relative(_copy_plotly(assets), target.parent)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    template = environment.from_string((STATIC / "page.html.j2").read_text(encoding="utf-8"))
+    text = template.render(
+        title=page.title(source.stem),
+        back_link=back_link,
+        style=_raw(_static("page.css") + _highlight_css()),
+        styles=[_raw(css) for css in page.styles.values()],
+        plotly=plotly,
+        cells=cells,
+        state=_raw(_script_json({"models": page.models, "scripts": page.scripts, "figures": page.figures})),
+        script=_raw(_static("offline.js")),
+    )
+    _write(target, text)
+    return target
+
+
+def _static(name: str) -> str:
+    return (STATIC / name).read_text(encoding="utf-8")
+
+
+def _raw(text: str) -> Any:
+    import markupsafe
+
+    return markupsafe.Markup(text)
+
+
+def _script_json(value: Any) -> str:
+    """Return JSON that cannot end the script element it stands in, whatever names it holds."""
+    return json.dumps(value, allow_nan=False, default=str).replace("<", "\\u003c")
+
+
+def _write(path: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _copy_plotly(assets: Path) -> Path:
+    import plotly
+
+    script = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+    target = assets / "plotly.min.js"
+    if target.exists() and target.stat().st_size == script.stat().st_size:
+        return target
+    assets.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=assets, prefix=".plotly.")
+    os.close(handle)
+    shutil.copyfile(script, temporary)
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, target)
+    return target
+
+
+def _relative(path: Path, start: Path) -> str:
+    return quote(Path(os.path.relpath(path.resolve(), start.resolve())).as_posix())
+
+
+def _highlight_css() -> str:
+    from pygments.formatters import HtmlFormatter
+
+    light = HtmlFormatter(style="default").get_style_defs(".highlight")
+    dark = HtmlFormatter(style="github-dark").get_style_defs(".highlight")
+    # The page's own background stays: the style's would draw a box of another shade.
+    plain = re.compile(r"^(pre|td\.|span\.|\.highlight \{).*\n?", flags=re.M)
+    return f"{plain.sub('', light)}\n@media (prefers-color-scheme: dark) {{\n{plain.sub('', dark)}\n}}\n"
+
+
+class _Page:
+    """Collects what a page needs once: models, their scripts and styles, figures."""
+
+    def __init__(self, notebook: Any) -> None:
+        widgets = notebook.metadata.get("widgets", {})
+        self.saved: Mapping[str, Any] = widgets.get("application/vnd.jupyter.widget-state+json", {}).get("state", {})
+        self.notebook = notebook
+        self.models: dict[str, Any] = {}
+        self.scripts: dict[str, str] = {}
+        self.styles: dict[str, str] = {}
+        self.figures: list[Any] = []
+
+    def title(self, default: str) -> str:
+        for cell in self.notebook.cells:
+            if cell.cell_type == "markdown" and (found := re.search(r"^#\s+(.+)$", cell.source, flags=re.M)):
+                return re.sub(r"[*`_]", "", found[1]).strip()
+        return default
+
+    def cell(self, cell: Any) -> dict[str, Any]:
+        from nbconvert.filters import markdown2html
+
+        if cell.cell_type == "markdown":
+            return {"kind": "text", "html": _raw(markdown2html(cell.source))}
+        if cell.cell_type != "code":
+            return {"kind": "text", "html": _raw(f"<pre>{html.escape(cell.source)}</pre>")}
+        tags = cell.metadata.get("tags", [])
+        label = "Parameters" if "parameters" in tags or "injected-parameters" in tags else "Code"
+        outputs = [_raw(text) for output in _merged(cell.get("outputs", [])) if (text := self.output(output))]
+        return {
+            "kind": "run",
+            "source": _raw(_code(cell.source)) if cell.source else "",
+            "label": label,
+            "outputs": outputs,
+        }
+
+    def output(self, output: Mapping[str, Any]) -> str:
+        kind = output["output_type"]
+        if kind == "stream":
+            return _text(output["text"], "plain")
+        if kind == "error":
+            trace = "\n".join(output.get("traceback", [])) or f"{output.get('ename')}: {output.get('evalue')}"
+            return _text(trace, "error")
+        return self.bundle(output.get("data", {}))
+
+    def bundle(self, data: Mapping[str, Any]) -> str:
+        if WIDGET in data and (shown := self.widget(data[WIDGET].get("model_id", ""))):
+            return shown
+        if PLOTLY in data:
+            figure = data[PLOTLY]
+            self.figures.append({k: figure[k] for k in ("data", "layout", "frames") if k in figure})
+            height = figure.get("layout", {}).get("height") or 450
+            at = len(self.figures) - 1
+            return f'<div class="figure" data-figure="{at}" style="min-height:{int(height)}px">Figure</div>'
+        if "text/html" in data:
+            return f'<div class="html">{data["text/html"]}</div>'
+        if "image/svg+xml" in data:
+            return f'<div class="html">{data["image/svg+xml"]}</div>'
+        for mime in ("image/png", "image/jpeg"):
+            if mime in data:
+                encoded = html.escape("".join(data[mime].split()), quote=True)
+                return f'<img class="image" alt="" src="data:{mime};base64,{encoded}">'
+        if "text/markdown" in data:
+            from nbconvert.filters import markdown2html
+
+            return str(markdown2html(data["text/markdown"]))
+        return _text(data["text/plain"], "plain") if "text/plain" in data else ""
+
+    def widget(self, model_id: str, seen: frozenset[str] = frozenset()) -> str:
+        """Return a saved widget: ours live, a box's children in order, of others their text or last output."""
+        saved = self.saved.get(model_id)
+        if saved is None or model_id in seen:
+            return ""
+        state = saved.get("state", {})
+        if saved.get("model_name") == "AnyModel" and "_esm" in state and "_widget_data" not in state:
+            return self.live(model_id, saved)
+        if "children" in state:
+            inner = (self.widget(c.removeprefix("IPY_MODEL_"), seen | {model_id}) for c in state["children"])
+            return "".join(inner)
+        if "outputs" in state:
+            return "".join(self.output(output) for output in _merged(state["outputs"]))
+        if saved.get("model_name") == "HTMLModel":
+            return f'<div class="html">{state.get("value", "")}</div>'
+        if "value" in state and state.get("description"):
+            return _text(f"{state['description']}: {state['value']}", "plain")
+        return ""
+
+    def live(self, model_id: str, saved: Mapping[str, Any]) -> str:
+        state = {k: v for k, v in saved["state"].items() if k not in ("_esm", "_css")}
+        script = self.once(self.scripts, saved["state"]["_esm"])
+        self.once(self.styles, saved["state"].get("_css") or "")
+        buffers = [{"path": b["path"], "data": b["data"]} for b in saved.get("buffers", [])]
+        self.models[model_id] = {"state": state, "buffers": buffers, "script": script}
+        return f'<div data-model="{html.escape(model_id, quote=True)}">Interactive view</div>'
+
+    @staticmethod
+    def once(store: dict[str, str], text: str) -> str:
+        key = hashlib.sha256(text.encode()).hexdigest()[:12]
+        store[key] = text
+        return key
+
+
+def _merged(outputs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Join neighbouring pieces of one stream, so that a loop of prints is one block."""
+    merged: list[Any] = []
+    for output in outputs:
+        last = merged[-1] if merged else None
+        if last and output["output_type"] == last["output_type"] == "stream" and output["name"] == last["name"]:
+            merged[-1] = dict(last) | {"text": last["text"] + output["text"]}
+        else:
+            merged.append(output)
+    return merged
+
+
+def _code(source: str) -> str:
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import PythonLexer
+
+    return highlight(source, PythonLexer(), HtmlFormatter())
+
+
+def _text(text: str, css: str) -> str:
+    from nbconvert.filters import ansi2html
+
+    block = f'<pre class="{css}">{ansi2html(text)}</pre>'
+    lines = text.count("\n") + 1
+    if lines <= LONG_LINES:
+        return block
+    return f'<details class="long"><summary>Output, {lines} lines</summary>{block}</details>'
