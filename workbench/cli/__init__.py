@@ -42,14 +42,13 @@ def _exists(name: str) -> bool:
 
 def _mount(name: str) -> Any:
     module = importlib.import_module(f"workbench.cli.{name}")
-    group = getattr(module, "app", None)
-    if group is None:
-        group = typer.Typer()
-        module.register(group)
-    command: Any = typer.main.get_command(group)
-    inner = getattr(command, "commands", {})
-    if name in inner:
-        command = inner[name]
+    mounted = getattr(module, "app", None)
+    if mounted is None:
+        mounted = typer.Typer()
+        module.register(mounted)
+    command: Any = typer.main.get_group(mounted)
+    if list(command.commands) == [name]:
+        command = command.commands[name]
     command.name = name
     command.help = command.help or LAZY_GROUPS[name]
     return command

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -66,14 +67,14 @@ def peak_memory_bytes(pid: int | None) -> int | None:
     return None
 
 
-def vanish(status: int, paths: list[Path]) -> None:
-    """Kill the kernel's process group, remove `paths`, and leave at once."""
+def vanish(status: int, *paths: Path) -> None:
+    """Kill the kernel's process group, remove these files and folders, and leave at once."""
     if kernel_pid is not None:
         with contextlib.suppress(OSError):
             os.killpg(kernel_pid, signal.SIGKILL)
     for path in paths:
         with contextlib.suppress(OSError):
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     os._exit(status)
 
 
@@ -90,15 +91,15 @@ def main() -> int:
 
     job = json.loads(read_line(0))
     output, connection_file = Path(job["output"]), Path(job["connection_file"])
-    leftovers = [output, *map(Path, job["scratch"]), *connection_file.parent.glob("*")]
-    signal.signal(signal.SIGTERM, lambda *_: vanish(143, []))
+    leftovers = [*map(Path, job["scratch"]), connection_file.parent]
+    signal.signal(signal.SIGTERM, lambda *_: vanish(143))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def lifeline() -> None:
         # not sys.stdin: a daemon thread that holds its lock aborts the interpreter's shutdown
         while os.read(0, 1):
             pass
-        vanish(1, [*leftovers, *connection_file.parent.glob("*")])
+        vanish(1, *leftovers)
 
     threading.Thread(target=lifeline, daemon=True).start()
     error = execute(job, send)
