@@ -188,6 +188,7 @@ class Experiment:
         recording: name of the pinned recording under ``data/recorded/<slug>/``.
         interactive: params -> spec of a client-side view (see `workbench.widgets.timeline_view`).
         needs: what live measuring needs, in words (``"one CUDA GPU"``).
+        live_on_cpu: ``source="live"`` also runs without a GPU; ``auto`` still prefers a recording there.
     """
 
     slug: str
@@ -206,6 +207,7 @@ class Experiment:
     recording: str | None = None
     interactive: Callable[[Any], dict[str, Any]] | None = None
     needs: str = "one CUDA GPU"
+    live_on_cpu: bool = False
 
     def sources(self) -> list[Source]:
         """Return the sources that this experiment has, on any machine."""
@@ -229,6 +231,8 @@ class Experiment:
             for s in order:
                 if s in have and (s != "live" or gpu_present()):
                     return s
+            if "live" in have and self.live_on_cpu:
+                return "live"
             raise ValueError(
                 f"{self.slug}: no source can run here; it has {', '.join(have) or 'none'} (needs {self.needs})"
             )
@@ -236,7 +240,7 @@ class Experiment:
             raise ValueError(f"{self.slug}: unknown source {source!r}: expected auto, {', '.join(SOURCES)}")
         if source not in have:
             raise ValueError(f"{self.slug}: has no source {source!r}; it has {', '.join(have)}")
-        if source == "live" and not gpu_present():
+        if source == "live" and not (self.live_on_cpu or gpu_present()):
             raise ValueError(f"{self.slug}: source 'live' needs {self.needs}; no CUDA GPU is visible on this machine")
         return typing.cast(Source, source)
 
@@ -300,6 +304,16 @@ class Result:
     def slug(self) -> str:
         """Slug of the experiment."""
         return self.experiment.slug
+
+    def with_params(self, **changes: Any) -> Result:
+        """Return the result for other parameters: a model is computed anew, a measured table is kept and analysed anew."""
+        params = self.params.replace(**changes)
+        if self.source in ("model", "report"):
+            return self.experiment.run(source=self.source, **params.as_dict())
+        if self.source == "recorded" and self.experiment.recorded:
+            rows = self.experiment.recorded(params, typing.cast("Recording", self.recording))
+            return dataclasses.replace(self, params=params, table=_frame(rows))
+        return dataclasses.replace(self, params=params)
 
     @property
     def badge(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import typing
+from collections.abc import Sequence
 from typing import Any
 
 import ipywidgets as widgets
@@ -14,18 +15,23 @@ from workbench.experiment import Experiment, Result
 QUIET_S = 0.15  # a drag sends many values; only the one the reader rests on is worth a recomputation
 
 
-def explore(experiment: Experiment, *, source: str = "auto", **start: Any) -> widgets.VBox:
-    """Return sliders for an experiment's bounded parameters above its figure and checks.
+def explore(
+    what: Experiment | Result, *, only: Sequence[str] | None = None, source: str = "auto", **start: Any
+) -> widgets.VBox:
+    """Return sliders for bounded parameters above a figure and its checks.
 
     Args:
-        experiment: the experiment.
-        source: where the table comes from, see `Experiment.run`.
-        **start: first values; the others keep their defaults.
+        what: an experiment, run anew at each change; or a result, whose table is kept where it was measured or
+            recorded and only drawn and checked anew.
+        only: names of the parameters that get a control; all bounded ones when None.
+        source: where an experiment's table comes from, see `Experiment.run`.
+        **start: an experiment's first values; the others keep their defaults.
 
     Raises:
         ValueError: an unknown parameter or a value outside its bounds.
     """
-    return Explorer(experiment, source, start).view
+    result = what if isinstance(what, Result) else what.run(source=source, **start)
+    return Explorer(result, only).view
 
 
 class Explorer:
@@ -37,13 +43,18 @@ class Explorer:
         view: the widget to display.
     """
 
-    def __init__(self, experiment: Experiment, source: str, start: dict[str, Any]) -> None:
-        self.experiment, self.source, self.start = experiment, source, start
-        result = experiment.run(source=source, **start)
-        values = result.params
+    def __init__(self, result: Result, only: Sequence[str] | None = None) -> None:
+        self.first = result
+        params = result.experiment.params
+        names = [f.name for f in dataclasses.fields(params)]
+        if unknown := set(only or ()) - set(names):
+            raise ValueError(f"unknown parameters {', '.join(sorted(unknown))}: allowed are {', '.join(names)}")
+        hints = typing.get_type_hints(params)
         self.controls = {}
-        for f in dataclasses.fields(experiment.params):
-            control = _control(f, getattr(values, f.name), typing.get_type_hints(experiment.params)[f.name])
+        for f in dataclasses.fields(params):
+            if only is not None and f.name not in only:
+                continue
+            control = _control(f, getattr(result.params, f.name), hints[f.name])
             if control is not None:
                 control.observe(self._changed, names="value")
                 self.controls[f.name] = control
@@ -58,13 +69,13 @@ class Explorer:
         self._show(result)
 
     def values(self) -> dict[str, Any]:
-        """Return the parameters as set, the starting values of those without a control included."""
-        return self.start | {name: control.value for name, control in self.controls.items()}
+        """Return the parameters as set."""
+        return {name: control.value for name, control in self.controls.items()}
 
     def update(self) -> None:
         """Run the experiment with the controls' values and show it; an error is shown in its place."""
         try:
-            result = self.experiment.run(source=self.source, **self.values())
+            result = self.first.with_params(**self.values())
         except ValueError as error:
             self.result = None
             self.output.outputs = ({"output_type": "stream", "name": "stderr", "text": f"{error}\n"},)
@@ -93,7 +104,7 @@ class Explorer:
         self._waiting = loop.call_later(QUIET_S, self.update)
 
     def _reset(self, _: Any) -> None:
-        defaults = {f.name: f.default for f in dataclasses.fields(self.experiment.params)}
+        defaults = {f.name: f.default for f in dataclasses.fields(self.first.experiment.params)}
         for name, control in self.controls.items():
             control.value = defaults[name]
 

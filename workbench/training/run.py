@@ -1,0 +1,283 @@
+"""Train the small routed language model: resumable at any moment, no host wait in a step.
+
+Source: report, Appendix B.7 (objective, optimizer, branch protocol) and B.8 (batch-size warmup).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from workbench.training import checkpoint
+from workbench.training.config import RunConfig
+
+SCALARS = ("loss", "ce", "lbl", "grad_norm", "applied")
+PER_LAYER = ("load_max_over_mean", "load_entropy", "dead_experts", "confidence")
+
+
+class Trainer:
+    """One run in memory: model, optimizer, data position, history.
+
+    A step submits work and returns; metrics stay in a device buffer until `read_back`.
+
+    Args:
+        config: the run.
+        device: ``cpu`` or ``cuda``.
+    """
+
+    def __init__(self, config: RunConfig, device: str = "cpu") -> None:
+        import torch
+        from moe_kernels.block import BlockConfig
+        from moe_kernels.model import DevelopmentModel, ModelConfig
+
+        from workbench.training.corpus import DataOrder, load_corpus
+        from workbench.training.optimizer import SkipStepAdamW
+
+        self.config, self.device = config, torch.device(device)
+        self.order = DataOrder(
+            load_corpus(config.corpus, vocabulary=config.vocabulary), config.sequence, config.data_seed
+        )
+        block = BlockConfig(
+            width=config.width,
+            expert_width=config.expert_width,
+            num_experts=config.experts,
+            top_k=config.top_k,
+            shared_width=config.shared_width,
+            gating=config.gating,
+            lbl_granularity="instance",
+            sequence_length=config.sequence,
+        )
+        sizes = ModelConfig(
+            layers=config.layers,
+            width=config.width,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            dense_width=config.dense_width,
+            vocabulary=self.order.corpus.vocabulary,
+            max_sequence=config.sequence,
+            block=block,
+        )
+        self.model = DevelopmentModel(
+            sizes,
+            path="no_ep",
+            device=self.device,
+            dtype=getattr(torch, config.dtype),
+            seed=config.seed,
+            annotate=False,
+        )
+        embedding = self.model.embedding.weight
+
+        def no_decay(name: str, p: Any) -> bool:
+            if p is embedding:
+                return True
+            return not config.decay_norms_and_head and (p.ndim < 2 or name.startswith("head"))
+
+        self.optimizer = SkipStepAdamW(
+            self.model,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            no_decay=no_decay,
+            clip=config.clip,
+            window=config.skip_window,
+            sigma=config.skip_sigma,
+        )
+        self.step_count = 0
+        self.sequences = 0
+        self.rows: list[dict[str, float]] = []
+        self._pending: list[tuple[dict[str, float], Any]] = []
+
+    @property
+    def tokens(self) -> int:
+        """Tokens trained on so far."""
+        return self.sequences * self.config.sequence
+
+    @property
+    def done(self) -> bool:
+        """True once all tokens of the configuration have been trained on."""
+        return self.tokens >= self.config.total_tokens
+
+    def step(self) -> None:
+        """Submit one optimizer step; nothing is read from the device."""
+        import torch
+
+        config = self.config
+        count, lr = config.at(self.tokens)
+        batch = torch.from_numpy(self.order.batch(self.sequences, count))
+        if self.device.type == "cuda":
+            batch = batch.pin_memory().to(self.device, non_blocking=True)
+        self.optimizer.zero_grad()
+        parts = []
+        for first in range(0, count, config.microbatch):
+            piece = batch[first : first + config.microbatch]
+            share = piece.shape[0] / count
+            loss, metrics = self._loss(piece)
+            (loss * share).backward()
+            parts.append(torch.cat([torch.stack([loss.detach(), *metrics[:2]]), *metrics[2:]]) * share)
+        total = torch.stack(parts).sum(0)
+        taken = self.optimizer.step(total[0], lr)
+        row = torch.cat([total[:3], torch.stack([taken["grad_norm"], taken["applied"]]), total[3:]])
+        self._pending.append(
+            (
+                {
+                    "step": self.step_count + 1,
+                    "tokens": self.tokens + count * config.sequence,
+                    "batch": count,
+                    "lr": lr,
+                },
+                row,
+            )
+        )
+        self.step_count += 1
+        self.sequences += count
+
+    def _loss(self, batch: Any) -> tuple[Any, list[Any]]:
+        """Return the objective and [ce, lbl, max/mean, entropy, dead, confidence], the last four [routed layers]."""
+        import torch
+        import torch.nn.functional as F
+
+        logits = self.model(batch[:, :-1]).float()
+        ce = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        z = torch.logsumexp(logits, -1).square().mean()
+        blocks = self.model.routed_blocks
+        lbl = torch.stack([b.aux_losses["lbl"] for b in blocks]).mean()
+        loss = ce + self.config.head_z_coefficient * z + self.config.lbl_coefficient * lbl * len(blocks)
+        with torch.no_grad():
+            load = torch.stack([b.metrics["per_expert_load"] for b in blocks]).float()
+            p = load / load.sum(1, keepdim=True)
+            entropy = -(p * p.clamp(min=1e-12).log()).sum(1)
+            confidence = torch.stack([b.metrics["confidence"] for b in blocks]).float()
+            metrics = [
+                ce.detach(),
+                lbl.detach(),
+                load.amax(1) / load.mean(1),
+                entropy,
+                (load == 0).float().sum(1),
+                confidence,
+            ]
+        return loss, metrics
+
+    def read_back(self) -> list[dict[str, float]]:
+        """Wait for the device once and move pending metrics into the history; return the new rows."""
+        import torch
+
+        if not self._pending:
+            return []
+        values = torch.stack([r for _, r in self._pending]).cpu().tolist()
+        layers = len(self.model.routed_blocks)
+        names = list(SCALARS) + [f"{m}_{i + 1}" for m in PER_LAYER for i in range(layers)]
+        new = [known | dict(zip(names, row)) for (known, _), row in zip(self._pending, values)]
+        self._pending.clear()
+        self.rows += new
+        return new
+
+    def save(self, folder: Path, *, keep: int = 2, extra: dict[str, Any] | None = None) -> None:
+        """Write a checkpoint that holds everything a resumed run needs, its history included."""
+        self.read_back()
+        meta = {"config": self.config.as_dict(), "sequences": self.sequences, "rows": self.rows} | (extra or {})
+        checkpoint.save(folder, self.step_count, self.optimizer.state(), meta, keep=keep)
+
+    def restore(self, folder: Path, step: int | None = None) -> dict[str, Any]:
+        """Load a checkpoint (the newest by default) into this run and return its meta data."""
+        tensors, meta = checkpoint.load(folder, step)
+        self.optimizer.load_state(tensors)
+        self.step_count, self.sequences, self.rows = meta["step"], meta["sequences"], meta["rows"]
+        self._pending.clear()
+        return meta
+
+
+def train(
+    config: RunConfig,
+    folder: Path,
+    *,
+    device: str = "cpu",
+    steps: int | None = None,
+    checkpoint_every: int = 0,
+    keep: int = 2,
+    read_every: int = 25,
+    progress: Callable[[dict[str, float]], None] | None = None,
+) -> list[dict[str, float]]:
+    """Train until the tokens (or `steps`) are used up, resuming from the folder's newest checkpoint.
+
+    Args:
+        config: the run; must equal the checkpoint's where there is one.
+        folder: checkpoints and ``history.csv``.
+        device: ``cpu`` or ``cuda``.
+        steps: stop after this many optimizer steps in all.
+        checkpoint_every: steps between checkpoints; 0 writes one at the end only.
+        keep: checkpoints that stay; 0 keeps all.
+        read_every: steps between reading metrics back, the only host waits.
+        progress: called with the newest row at each read-back.
+    Returns:
+        The history, one dict a step.
+    Raises:
+        ValueError: the folder holds a run of another configuration.
+    """
+    trainer = Trainer(config, device)
+    if checkpoint.steps(folder):
+        meta = trainer.restore(folder)
+        if meta["config"] != config.as_dict():
+            changed = sorted(k for k, v in config.as_dict().items() if meta["config"].get(k) != v)
+            raise ValueError(f"{folder.name} holds another run; these parameters differ: {', '.join(changed)}")
+    extra = {"branch": branch_of(folder)} if branch_of(folder) else {}
+    started, first = time.perf_counter(), trainer.tokens
+    while not trainer.done and (steps is None or trainer.step_count < steps):
+        trainer.step()
+        if trainer.step_count % read_every == 0:
+            trainer.read_back()
+            if progress:
+                rate = (trainer.tokens - first) / (time.perf_counter() - started)
+                progress(trainer.rows[-1] | {"tokens_per_s": rate})
+        if checkpoint_every and trainer.step_count % checkpoint_every == 0:
+            trainer.save(folder, keep=keep, extra=extra)
+    trainer.save(folder, keep=keep, extra=extra)
+    write_history(folder / "history.csv", trainer.rows)
+    return trainer.rows
+
+
+def branch(origin: Path, step: int, target: Path, **changes: Any) -> RunConfig:
+    """Start a new run from another run's model and optimizer at `step`, with parameters changed.
+
+    Args:
+        origin: folder of the original run, which has a checkpoint of that step.
+        step: where to branch.
+        target: folder of the branch; must hold no checkpoint.
+        **changes: fields of `RunConfig`.
+    Returns:
+        The branch's configuration, to be given to `train`.
+    Raises:
+        ValueError: nothing changes, or the target already holds a run.
+    """
+    if checkpoint.steps(target):
+        raise ValueError(f"{target.name} already holds a run; a branch starts in an empty folder")
+    tensors, meta = checkpoint.load(origin, step)
+    before = RunConfig.from_dict(meta["config"])
+    after = before.replace(**changes)
+    if after == before:
+        raise ValueError("a branch changes at least one parameter; nothing was changed")
+    note = {"from": origin.name, "step": step, "changes": {k: [getattr(before, k), v] for k, v in changes.items()}}
+    # The branch's history starts after the branch point, as an archive of it would.
+    kept = {"config": after.as_dict(), "sequences": meta["sequences"], "rows": [], "branch": note}
+    checkpoint.save(target, step, tensors, kept)
+    return after
+
+
+def branch_of(folder: Path) -> dict[str, Any] | None:
+    """Return where a run was branched from, None for an original one."""
+    return checkpoint.load(folder)[1].get("branch") if checkpoint.steps(folder) else None
+
+
+def write_history(path: Path, rows: list[dict[str, float]]) -> None:
+    """Write a history as CSV, whole or not at all."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=list(rows[0]) if rows else ["step"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(out.getvalue(), encoding="utf-8")
+    os.replace(temporary, path)
