@@ -306,7 +306,7 @@ class Result:
         return self.experiment.slug
 
     def with_params(self, **changes: Any) -> Result:
-        """Return the result for other parameters: a model is computed anew, a measured table is kept and analysed anew."""
+        """Return the result for other parameters: a model is run anew, a measured table is kept and analysed anew."""
         params = self.params.replace(**changes)
         if self.source in ("model", "report"):
             return self.experiment.run(source=self.source, **params.as_dict())
