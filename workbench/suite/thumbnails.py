@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def main() -> int:
     """Draw the figures that stdin lists; print one JSON pair (slug, reason) for each that failed."""
-    import kaleido
+    import asyncio
 
     wanted = json.load(sys.stdin)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -111,27 +111,31 @@ def main() -> int:
         print(json.dumps([slug, reason]), file=answers, flush=True)
 
     try:
-        kaleido.start_sync_server(n=1, silence_warnings=True)
+        asyncio.run(_draw_all(wanted, say))
     except Exception as error:
         for w in wanted:
-            say(w["slug"], _no_browser(error))
-        return 1
-    for w in wanted:
-        layout = w["figure"].get("layout", {})
-        width, height = layout.get("width") or 640, layout.get("height") or 360
-        figure = {"data": w["figure"].get("data", []), "layout": layout}
-        try:
-            options = {"format": "webp", "width": width, "height": height, "scale": min(2.0, WIDTH / width)}
-            image: Any = kaleido.calc_fig_sync(figure, opts=options)
-            _write(Path(w["path"]), image)
-        except Exception as error:
-            say(w["slug"], _no_browser(error))
-    with contextlib.suppress(Exception):
-        kaleido.stop_sync_server(silence_warnings=True)
+            if not Path(w["path"]).is_file():
+                say(w["slug"], _why(error))
     return 0
 
 
-def _no_browser(error: Exception) -> str:
+async def _draw_all(wanted: list[dict[str, Any]], say: Callable[[str, str], None]) -> None:
+    import kaleido
+
+    # not kaleido's own synchronous server: it waits for ever where there is no browser
+    async with kaleido.Kaleido(n=1) as browser:
+        for w in wanted:
+            layout = w["figure"].get("layout", {})
+            width, height = layout.get("width") or 640, layout.get("height") or 360
+            figure: Any = {"data": w["figure"].get("data", []), "layout": layout}
+            options: Any = {"format": "webp", "width": width, "height": height, "scale": min(2.0, WIDTH / width)}
+            try:
+                _write(Path(w["path"]), await browser.calc_fig(figure, opts=options))
+            except Exception as error:
+                say(w["slug"], _why(error))
+
+
+def _why(error: Exception) -> str:
     text = " ".join(str(error).split())[:160]
     if "chrome" in text.lower() or "browser" in f"{type(error).__name__} {text}".lower():
         return "no Chromium or Chrome was found to draw it"

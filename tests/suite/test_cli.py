@@ -1,0 +1,108 @@
+"""The command line: list, show, run, index, and groups that mount when they exist."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from notebook_maker import make, result_cell
+from typer.testing import CliRunner
+
+from workbench.cli import LAZY_GROUPS, app
+from workbench.experiment import SOURCES, load, slugs
+from workbench.suite import find_notebooks
+
+HELD = [{"claim": "c", "holds": True, "value": 1}]
+
+
+def call(*args: str | Path, status: int = 0) -> str:
+    """Run the command line in this process; return what it printed on either stream."""
+    result = CliRunner().invoke(app, list(map(str, args)))
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def test_list_names_every_experiment_and_notebook() -> None:
+    rows = json.loads(call("list", "--json"))
+    assert {r["slug"] for r in rows} == set(slugs()) | {n.slug for n in find_notebooks()}
+    assert not [r["error"] for r in rows if r["error"]]
+    for row in rows:
+        assert {"slug", "group", "title", "claim", "kind", "anchor", "sources", "params", "notebook", "error"} == set(row)
+        assert set(row["sources"]) <= set(SOURCES)
+    text = call("list")
+    assert all(r["slug"] in text for r in rows)
+
+
+@pytest.fixture(scope="module")
+def shown() -> str:
+    """Slug of an experiment whose table needs no GPU."""
+    return next(s for s in slugs() if {"model", "recorded"} & set(load(s).sources()))
+
+
+def test_show_json_has_the_promised_shape(shown: str) -> None:
+    result = CliRunner().invoke(app, ["show", shown, "--json"])
+    content = json.loads(result.output)
+    assert list(content) == ["slug", "source", "recording", "table", "checks"]
+    assert content["slug"] == shown and content["source"] in SOURCES
+    assert content["table"] and all(isinstance(row, dict) for row in content["table"])
+    for check in content["checks"]:
+        assert {"claim", "holds", "value"} <= set(check) <= {"claim", "holds", "value", "known"}
+        assert check["holds"] in (True, False, None)
+    failed = any(c["holds"] is False and not c.get("known") for c in content["checks"])
+    assert result.exit_code == int(failed)
+
+
+def test_show_refuses_what_is_not_there(shown: str) -> None:
+    assert "no experiment 'fig99'" in call("show", "fig99", status=2)
+    assert "unknown parameter 'nope'" in call("show", shown, "-p", "nope=1", status=2)
+    assert "unknown source 'moon'" in call("show", shown, "--source", "moon", status=2)
+    missing = next(s for s in ("report", "model", "recorded") if s not in load(shown).sources())
+    assert f"has no source '{missing}'" in call("show", shown, "--source", missing, status=2)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["-p", "m=1"], "unknown parameter 'm'"),
+        (["-p", "n=x"], "expected a whole number"),
+        (["-p", "n"], "expected name=value"),
+        (["--source", "moon"], "expected one of auto"),
+        (["nothing_called_this"], "no notebook 'nothing_called_this'"),
+        (["absent.ipynb"], "no notebook file"),
+        (["-f", "absent.yaml"], "parameter file absent.yaml"),
+    ],
+)
+def test_bad_request_stops_before_anything_runs(tmp_path: Path, args: list[str], words: str) -> None:
+    path = make(tmp_path / "g", "tiny", result_cell(HELD), parameters="n = 1")
+    assert words in call("run", path, *args, "--out", tmp_path / "out", status=2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_unwritable_out_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("in the way")
+    path = make(tmp_path / "g", "tiny", result_cell(HELD))
+    assert "cannot write results to" in call("run", path, "--out", tmp_path / "out", status=2)
+
+
+def test_run_with_a_parameter_file(tmp_path: Path) -> None:
+    path = make(tmp_path / "g", "tiny", "assert (n, name) == (5, 'on'), (n, name)", result_cell(HELD), parameters="n = 1\nname = ''")
+    (tmp_path / "p.yaml").write_text("name: 'on'\nn: 4\ntiny:\n  n: 5\n")
+    text = call("run", path, "-f", tmp_path / "p.yaml", "--out", tmp_path / "out")
+    assert "tiny: cell 1/4" in text and "[1/1] tiny: passed" in text and "claims: 1 held" in text
+    summary = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert summary["notebooks"][0]["params"] == {"n": 5, "name": "on"}
+    assert (tmp_path / "out" / "index.html").is_file()
+
+
+def test_same_slug_twice_is_refused(tmp_path: Path) -> None:
+    paths = [make(tmp_path / g, "tiny", result_cell(HELD)) for g in "ab"]
+    assert "two notebooks are called 'tiny'" in call("run", *paths, "--out", tmp_path / "out", status=2)
+
+
+def test_groups_mount_when_their_module_exists() -> None:
+    text = call("--help")
+    for name in LAZY_GROUPS:
+        exists = (Path(__file__).parents[2] / "workbench" / "cli" / f"{name}.py").exists()
+        assert (f" {name} " in text) == exists
+        call(name, "--help", status=0 if exists else 2)
