@@ -1,0 +1,37 @@
+"""Every call whose name or behaviour depends on the torch or triton version (torch 2.11 to 2.13, triton 3.6 to 3.9)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import torch
+
+
+def interpreter_active() -> bool:
+    """Whether Triton kernels run in its CPU interpreter (it must be set before the first kernel is imported)."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
+
+
+def triton_available() -> bool:
+    """Whether the triton package can be imported; nothing is imported."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def torch_grouped_mm(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Torch's grouped matrix product with int32 cumulative offsets: public name from 2.10 on, private before it."""
+    public = getattr(torch.nn.functional, "grouped_mm", None)
+    if public is not None:
+        return public(a, b, offs=offsets)
+    return torch._grouped_mm(a, b, offs=offsets)
+
+
+def torch_grouped_mm_is_device_scheduled(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch's grouped product keeps the offsets on the device.
+
+    Its CUTLASS kernels exist for bfloat16 on sm_90 and sm_100; every other case takes a fallback that copies the offsets
+    to the host and loops.
+    """
+    if device.type != "cuda" or dtype is not torch.bfloat16:
+        return False
+    return torch.cuda.get_device_capability(device)[0] in (9, 10)

@@ -1,0 +1,90 @@
+"""What every op's api shares: choice of implementation, argument checks with clear errors, device facts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from moe_kernels import _compat
+
+
+def resolve_impl(impl: str | None, device: torch.device, allowed: Sequence[str]) -> str:
+    """Return the implementation to run: the caller's, or by rule `triton` on a CUDA device and `reference` on the CPU.
+
+    Raises:
+        ValueError: unknown name.
+        RuntimeError: `triton` asked for on a CPU tensor outside Triton's interpreter, or triton is not installed.
+    """
+    if impl is None:
+        impl = "triton" if device.type == "cuda" else "reference"
+    if impl not in allowed:
+        raise ValueError(f"impl must be one of {', '.join(allowed)}; got {impl!r}")
+    if impl == "triton":
+        if not _compat.triton_available():
+            raise RuntimeError("impl='triton' needs the triton package, which is not installed; use impl='reference'")
+        if device.type == "cpu" and not _compat.interpreter_active():
+            raise RuntimeError(
+                "impl='triton' got a CPU tensor; set TRITON_INTERPRET=1 before import, or use impl='reference'"
+            )
+    return impl
+
+
+def check_tensor(
+    name: str,
+    tensor: torch.Tensor,
+    *,
+    shape: Sequence[int | None] | None = None,
+    dtypes: Sequence[torch.dtype] | None = None,
+    device: torch.device | None = None,
+    contiguous: bool = False,
+) -> torch.Tensor:
+    """Raise an error that names the tensor, what was expected and what came; return the tensor otherwise.
+
+    `None` in `shape` accepts any size. Values are never read, so a check costs no device wait.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor; got {type(tensor).__name__}")
+    if shape is not None:
+        fits = tensor.dim() == len(shape) and all(want is None or want == got for want, got in zip(shape, tensor.shape))
+        if not fits:
+            wanted = "[" + ", ".join("any" if s is None else str(s) for s in shape) + "]"
+            raise ValueError(f"{name} must have shape {wanted}; got {list(tensor.shape)}")
+    if dtypes is not None and tensor.dtype not in dtypes:
+        raise TypeError(f"{name} must have dtype {' or '.join(str(d) for d in dtypes)}; got {tensor.dtype}")
+    if device is not None and tensor.device != device:
+        raise ValueError(f"{name} must be on {device}; got {tensor.device}")
+    if contiguous and not tensor.is_contiguous():
+        raise ValueError(
+            f"{name} must be contiguous; got strides {tuple(tensor.stride())} for shape {list(tensor.shape)}"
+        )
+    return tensor
+
+
+def check_offsets(offsets: torch.Tensor, groups: int, device: torch.device) -> torch.Tensor:
+    """Check cumulative offsets: int32 [groups], contiguous, on `device`. Values stay unread: kernels clamp them.
+
+    Raises:
+        TypeError: another dtype (int64 offsets are a common slip).
+        ValueError: another shape, another device (offsets on the CPU would make a host wait), not contiguous.
+    """
+    return check_tensor("offsets", offsets, shape=(groups,), dtypes=(torch.int32,), device=device, contiguous=True)
+
+
+@lru_cache(maxsize=None)
+def multiprocessors(index: int) -> int:
+    """Streaming multiprocessors of CUDA device `index`."""
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def grid_size(device: torch.device, per_sm: int = 1) -> int:
+    """Programs of a persistent grid: `per_sm` for each multiprocessor; 4 under the CPU interpreter."""
+    if device.type != "cuda":
+        return 4
+    return multiprocessors(device.index if device.index is not None else torch.cuda.current_device()) * per_sm
+
+
+def next_power_of_two(n: int) -> int:
+    """Smallest power of two >= max(n, 1)."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -1,0 +1,63 @@
+"""Rowwise dispatch: PUT each kept row of this rank straight into its owner's buffer."""
+
+from __future__ import annotations
+
+import torch
+
+from moe_kernels._launch import check_tensor, resolve_impl
+from moe_kernels.peers import PeerTable
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def check_maps(dst_rank: torch.Tensor, dst_row: torch.Tensor, tokens: int, device: torch.device) -> None:
+    """Check the two int32 [T, K] maps against T and the device."""
+    check_tensor("dst_rank", dst_rank, shape=(tokens, None), dtypes=(torch.int32,), device=device, contiguous=True)
+    check_tensor("dst_row", dst_row, shape=tuple(dst_rank.shape), dtypes=(torch.int32,), device=device, contiguous=True)
+
+
+def check_peers(name: str, peers: PeerTable, dtype: torch.dtype, width: int, device: torch.device) -> None:
+    """Check a table of buffers against the rows' dtype, width and device."""
+    if peers.dtype is not dtype or peers.width != width:
+        raise ValueError(f"{name} must hold rows of {width} {dtype}; got {peers.width} {peers.dtype}")
+    if peers.ptrs.device != device:
+        raise ValueError(f"{name}: its address table must be on {device}; got {peers.ptrs.device}")
+
+
+def dispatch(
+    x: torch.Tensor,
+    dst_rank: torch.Tensor,
+    dst_row: torch.Tensor,
+    peers: PeerTable,
+    *,
+    weights: torch.Tensor | None = None,
+    impl: str | None = None,
+) -> None:
+    """Write row x[t] to row dst_row[t, k] of rank dst_rank[t, k]'s buffer, for every route that is not -1.
+
+    Rows that no route names stay as they are. Peers may read only after a barrier. As the gradient of an unweighted combine
+    this is exact; with `weights` each row is multiplied in FP32 and rounded once.
+
+    Args:
+        x: [T, D], contiguous; rows of 16-byte multiples move fastest.
+        dst_rank, dst_row: int32 [T, K] of `route_map`; other values than it gives are undefined.
+        peers: buffers [C, D] of x's dtype.
+        weights: FP32 [T, K], optional.
+        impl: `triton` (default on CUDA) or `reference` (default on the CPU).
+
+    Raises:
+        ValueError, TypeError: a shape, dtype, device or layout is wrong; the message says which.
+    """
+    check_tensor("x", x, shape=(None, None), dtypes=FLOATS, contiguous=True)
+    check_maps(dst_rank, dst_row, x.shape[0], x.device)
+    check_peers("peers", peers, x.dtype, x.shape[1], x.device)
+    if weights is not None:
+        check_tensor("weights", weights, shape=tuple(dst_rank.shape), device=x.device, contiguous=True)
+    if resolve_impl(impl, x.device, ("triton", "reference")) == "reference":
+        from moe_kernels.dispatch import reference
+
+        reference.dispatch(x, dst_rank, dst_row, peers.tensors, weights)
+        return
+    from moe_kernels.dispatch import triton as backend
+
+    backend.dispatch(x, dst_rank, dst_row, peers, weights)

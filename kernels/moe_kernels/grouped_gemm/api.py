@@ -1,0 +1,127 @@
+"""Grouped GEMM: rows of L experts in one call, with int32 cumulative offsets that stay on the device."""
+
+from __future__ import annotations
+
+import torch
+
+from moe_kernels import _compat
+from moe_kernels._launch import check_offsets, check_tensor, resolve_impl
+
+IMPLS = ("triton", "torch", "host_loop", "reference")
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def grouped_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    impl: str | None = None,
+) -> torch.Tensor:
+    """Return [M, N]: rows of group l are a[offsets[l-1]:offsets[l]] @ b[l]; rows from offsets[-1] on are left unwritten.
+
+    No gradient (see `grouped_linear`). The input gradient is the same call with b.transpose(1, 2). Rows of `a` from
+    offsets[-1] on may hold anything, NaN included. FP32 accumulation, one rounding.
+
+    Args:
+        a: [M, K], contiguous rows.
+        b: [L, K, N]; either of the last two strides is 1, so a transposed view needs no copy.
+        offsets: int32 [L] on a's device, inclusive, non-decreasing. Values are clamped to [0, M], never trusted.
+        out: [M, N] of a's dtype to write into, rows contiguous.
+        impl: `triton` (default on CUDA), `torch` (its device-scheduled kernel; raises where it would fall back to a host loop),
+            `host_loop` (bad example: one `.item()` per expert), `reference` (default on the CPU).
+
+    Raises:
+        ValueError, TypeError: a shape, dtype, device or layout is wrong; the message says which.
+        RuntimeError: impl='torch' where torch would read the offsets on the host.
+    """
+    impl = _check(a, offsets, impl)
+    check_tensor("b", b, shape=(offsets.shape[0], a.shape[1], None), dtypes=(a.dtype,), device=a.device)
+    if 1 not in b.stride()[1:] and min(b.shape) > 1:
+        raise ValueError(f"b: one of its last two strides must be 1; got strides {tuple(b.stride())}")
+    if out is None:
+        if impl == "torch":
+            return _torch(a, b, offsets)
+        out = a.new_empty(a.shape[0], b.shape[2])
+    check_tensor("out", out, shape=(a.shape[0], b.shape[2]), dtypes=(a.dtype,), device=a.device, contiguous=True)
+    if impl == "torch":
+        raise ValueError("impl='torch' cannot write into out=; use impl='triton'")
+    return _backend(impl).grouped_gemm(a, b, offsets, out)
+
+
+def grouped_gemm_wgrad(
+    a: torch.Tensor,
+    grad: torch.Tensor,
+    offsets: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    impl: str | None = None,
+) -> torch.Tensor:
+    """Return [L, K, N]: a[rows of l]^T @ grad[rows of l]; exactly 0 for a group without rows.
+
+    Args:
+        a: [M, K], the forward's rows.
+        grad: [M, N], gradient of its result.
+        offsets: int32 [L] on the device.
+        out: [L, K, N] of a's dtype to write into, contiguous.
+        impl: as for `grouped_gemm`.
+    """
+    impl = _check(a, offsets, impl)
+    check_tensor("grad", grad, shape=(a.shape[0], None), dtypes=(a.dtype,), device=a.device, contiguous=True)
+    if out is None:
+        if impl == "torch":
+            return _torch(a.t(), grad, offsets)
+        out = a.new_empty(offsets.shape[0], a.shape[1], grad.shape[1])
+    shape = (offsets.shape[0], a.shape[1], grad.shape[1])
+    check_tensor("out", out, shape=shape, dtypes=(a.dtype,), device=a.device, contiguous=True)
+    if impl == "torch":
+        raise ValueError("impl='torch' cannot write into out=; use impl='triton'")
+    return _backend(impl).grouped_gemm_wgrad(a, grad, offsets, out)
+
+
+def grouped_linear(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
+    """Differentiable `grouped_gemm`; gradients of `a` from offsets[-1] on are left unwritten, as are the result's rows."""
+    return _GroupedLinear.apply(a, b, offsets, impl)
+
+
+def _check(a: torch.Tensor, offsets: torch.Tensor, impl: str | None) -> str:
+    check_tensor("a", a, shape=(None, None), dtypes=FLOATS, contiguous=True)
+    check_tensor("offsets", offsets, shape=(None,))
+    check_offsets(offsets, offsets.shape[0], a.device)
+    return resolve_impl(impl, a.device, IMPLS)
+
+
+def _torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    if not _compat.torch_grouped_mm_is_device_scheduled(a.device, a.dtype):
+        raise RuntimeError(
+            f"impl='torch': for {a.dtype} on {a.device} torch's grouped product copies the offsets to the host; "
+            "use impl='triton'"
+        )
+    return _compat.torch_grouped_mm(a, b, offsets)
+
+
+def _backend(impl: str):
+    if impl == "triton":
+        from moe_kernels.grouped_gemm import triton as backend
+    elif impl == "host_loop":
+        from moe_kernels.grouped_gemm import host_loop as backend
+    else:
+        from moe_kernels.grouped_gemm import reference as backend
+    return backend
+
+
+class _GroupedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b, offsets, impl):
+        ctx.save_for_backward(a, b, offsets)
+        ctx.impl = impl
+        return grouped_gemm(a, b, offsets, impl=impl)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        a, b, offsets = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        d_b = grouped_gemm_wgrad(a, grad, offsets, impl=ctx.impl) if ctx.needs_input_grad[1] else None
+        d_a = grouped_gemm(grad, b.transpose(1, 2), offsets, impl=ctx.impl) if ctx.needs_input_grad[0] else None
+        return d_a, d_b, None, None

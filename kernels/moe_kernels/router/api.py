@@ -1,0 +1,142 @@
+"""Router: FP32 logits, gating, top-k, per-expert counts and auxiliary losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from moe_kernels._launch import check_tensor, resolve_impl
+
+GATINGS = ("softmax", "sigmoid")
+MODES = ("learned", "random", "uniform")
+GRANULARITIES = ("batch", "instance")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RouterOutput:
+    """What one router call decides; every field is a device tensor and none was read by the host.
+
+    Attributes:
+        weights: FP32 [T, K], differentiable.
+        expert_index: int32 [T, K], distinct within a token.
+        counts: int64 [E], routes of these T tokens per expert.
+        lbl: FP32 scalar, load-balancing loss (1 at perfect balance), differentiable.
+        z_loss: FP32 scalar, mean squared logsumexp of the logits, differentiable.
+    """
+
+    weights: torch.Tensor
+    expert_index: torch.Tensor
+    counts: torch.Tensor
+    lbl: torch.Tensor
+    z_loss: torch.Tensor
+
+
+def router_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return logits [T, E] of x [T, D] and weight [E, D], both cast to FP32 (FP64 stays FP64). Source: Section 8.5."""
+    dtype = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
+    return x.to(dtype) @ weight.to(dtype).t()
+
+
+def router(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    top_k: int,
+    *,
+    gating: str = "softmax",
+    normalize: bool = True,
+    restore_scale: bool = False,
+    mode: str = "learned",
+    lbl_granularity: str = "batch",
+    sequence_length: int | None = None,
+    noise: torch.Tensor | None = None,
+    impl: str | None = None,
+) -> RouterOutput:
+    """Route T tokens to K of E experts each, without a host read.
+
+    LBL = E / K * sum_e f_e * p_e, f_e the share of tokens that chose e, p_e the mean probability of e (sigmoid scores are
+    renormalised over E first). `instance` takes it per sequence and averages. Equal scores go to the lower expert id.
+
+    Args:
+        x: [T, D], any float dtype.
+        weight: [E, D].
+        top_k: K, at most E.
+        gating: `softmax` over all E, or `sigmoid` (+1e-7).
+        normalize: divide the K weights by their sum.
+        restore_scale: multiply the weights by K.
+        mode: `learned`; `random` takes uniform [0, 1) scores with the learned scores' gradient; `uniform` deals experts
+            round-robin. The last two are for systems runs; p_e stays the learned one.
+        lbl_granularity: `batch` or `instance`.
+        sequence_length: tokens per sequence, for `instance`; default T.
+        noise: FP32 [T, E] scores of `random`; default: torch.rand on x's device.
+        impl: `triton` (default on CUDA) or `reference` (default on the CPU).
+
+    Raises:
+        ValueError, TypeError: a shape, dtype, device or name is wrong; the message says which.
+    """
+    check_tensor("x", x, shape=(None, None))
+    check_tensor("weight", weight, shape=(None, x.shape[1]), device=x.device)
+    return route_logits(
+        router_logits(x, weight),
+        top_k,
+        gating=gating,
+        normalize=normalize,
+        restore_scale=restore_scale,
+        mode=mode,
+        lbl_granularity=lbl_granularity,
+        sequence_length=sequence_length,
+        noise=noise,
+        impl=impl,
+    )
+
+
+def route_logits(
+    logits: torch.Tensor,
+    top_k: int,
+    *,
+    gating: str = "softmax",
+    normalize: bool = True,
+    restore_scale: bool = False,
+    mode: str = "learned",
+    lbl_granularity: str = "batch",
+    sequence_length: int | None = None,
+    noise: torch.Tensor | None = None,
+    impl: str | None = None,
+) -> RouterOutput:
+    """Route from logits [T, E] that are there already; arguments as for `router`."""
+    check_tensor("logits", logits, shape=(None, None), dtypes=(torch.float32, torch.float64))
+    tokens, experts = logits.shape
+    for name, value, allowed in (
+        ("gating", gating, GATINGS),
+        ("mode", mode, MODES),
+        ("lbl_granularity", lbl_granularity, GRANULARITIES),
+    ):
+        if value not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+    if not 1 <= top_k <= experts:
+        raise ValueError(f"top_k must be 1 to E = {experts}; got {top_k}")
+    groups = 1
+    if lbl_granularity == "instance" and sequence_length is not None and tokens:
+        if sequence_length < 1 or tokens % sequence_length:
+            raise ValueError(f"sequence_length must divide T = {tokens}; got {sequence_length}")
+        groups = tokens // sequence_length
+    if mode == "random":
+        if noise is None:
+            noise = torch.rand(tokens, experts, dtype=torch.float32, device=logits.device)
+        check_tensor(
+            "noise", noise, shape=(tokens, experts), dtypes=(logits.dtype, torch.float32), device=logits.device
+        )
+    elif noise is not None:
+        raise ValueError(f"noise belongs to mode 'random'; mode is {mode!r}")
+    impl = resolve_impl(impl, logits.device, ("triton", "reference"))
+    if impl == "triton" and logits.dtype is not torch.float32:
+        raise TypeError(f"impl='triton' takes float32 logits; got {logits.dtype}")
+    if impl == "reference" or tokens == 0:
+        from moe_kernels.router import reference
+
+        return RouterOutput(*reference.router(logits, top_k, gating, normalize, restore_scale, mode, groups, noise))
+    from moe_kernels.router import triton as backend
+
+    return RouterOutput(
+        *backend.router(logits.contiguous(), top_k, gating, normalize, restore_scale, mode, groups, noise)
+    )
