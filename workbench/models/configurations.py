@@ -304,9 +304,7 @@ def undetermined(
         raise ValueError("expected models of one width and one number of dense blocks")
     extra = reference.routed_blocks - profiling.routed_blocks
     if extra <= 0:
-        raise ValueError(
-            f"expected the first model to have more routed blocks, by at least 1, got {extra} more"
-        )
+        raise ValueError(f"expected the first model to have more routed blocks, by at least 1, got {extra} more")
     total_r = tightened_total(total_reference, active_reference, reference)
     total_p = tightened_total(total_profiling, active_profiling, profiling)
     unrouted_r = total_r - float(reference.routed_params)
@@ -415,6 +413,15 @@ def headline_rules(observations: Sequence[Mapping[str, Any]], model_of: Mapping[
                     row=name,
                     holds=best,
                     value=text,
+                )
+            )
+        if random:
+            rules.append(
+                Rule(
+                    rule="a configuration with random routing has a headline",
+                    row=name,
+                    holds=bool(headline),
+                    value=", ".join(f"{r:g}" for r in random),
                 )
             )
         if len(headline) > 1:

@@ -1,0 +1,278 @@
+"""Tables 46 and 47: two workloads of one family, every printed value derived anew, and what stays undetermined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from workbench.experiment import Check, Experiment, Params, Result, param
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+WORKLOADS = {"reference": "30-block reference", "profiling": "profiling workload"}
+CONDITION = (
+    "if both workloads share embedding, dense blocks and mean mixer, and the shared expert has a routed one's width"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadRolesParams(Params):
+    """A configuration of one's own: the routed part of the 30-block reference, the rest one feasible point."""
+
+    blocks: int = param(30, "transformer blocks", min=1, max=128)
+    dense_blocks: int = param(2, "blocks with a dense feed-forward", min=0, max=8)
+    d_model: int = param(1536, "model width", min=256, max=8192, step=256)
+    routed_experts: int = param(128, "routed experts per block", min=8, max=512, step=8)
+    top_k: int = param(8, "experts per token", min=1, max=16)
+    expert_width: int = param(1536, "expert width", min=128, max=8192, step=128)
+    shared_width: int = param(1536, "width of the shared expert; not printed", min=0, max=8192, step=128)
+    mixer_M: float = param(22.94, "mixer parameters per block; not printed", unit="M", min=0, max=500, step=0.02)
+    dense_width: int = param(13984, "dense feed-forward width; not printed", min=0, max=65536, step=32)
+    embedding_M: float = param(300.0, "embedding and head; not printed", unit="M", min=0, max=5000, step=10)
+    gpus: int = param(32, "GPUs, a multiple of EP", min=8, max=1024, step=8)
+    ep: int = param(8, "expert-parallel degree", choices=(1, 2, 4, 8))
+    global_batch_Mi: float = param(18.0, "global batch", unit="Mi tokens", min=0.25, max=128, step=0.25)
+    rank_microbatch_tokens: int = param(24576, "rank microbatch", unit="tokens", min=8192, max=131072, step=8192)
+    submit_us: float = param(
+        1500.0, "host time per routed block's forward; assumed", unit="us", min=50, max=20000, step=50
+    )
+    device_TFLOPs: float = param(
+        800.0, "rate of the GPU's block forward; assumed", unit="TFLOP/s", min=50, max=2250, step=10
+    )
+
+
+def model(params: WorkloadRolesParams) -> list[dict[str, Any]]:
+    """Return printed values beside computed ones, what is exact, what stays open, and the own configuration."""
+    return [*_derived(), *_open(), *_own(params)]
+
+
+def _row(kind: str, workload: str, quantity: str, unit: str, value: float | None = None, **more: Any) -> dict[str, Any]:
+    empty = {"printed": None, "printed_value": None, "low": None, "high": None, "agrees": None}
+    return {"kind": kind, "workload": workload, "quantity": quantity, "unit": unit, "value": value, **empty, **more}
+
+
+def _sparse(params: WorkloadRolesParams) -> Any:
+    from workbench.models.configurations import Sparse
+
+    names = ("blocks", "dense_blocks", "d_model", "routed_experts", "top_k", "expert_width")
+    return Sparse(**{n: getattr(params, n) for n in names})
+
+
+def _derived() -> list[dict[str, Any]]:
+    """Every derived value that Section B.4 prints, computed from the sizes of Table 47."""
+    from workbench.models import configurations as c
+    from workbench.report_tables import table_47
+
+    printed = table_47()
+    rows = []
+    for workload, sparse in (("reference", c.REFERENCE_30_BLOCK), ("profiling", c.PROFILING)):
+        t = {q: v[workload] for q, v in printed.items()}
+        active, total, batch = (t[q].value for q in ("active_params", "total_params", "global_batch_tokens"))
+        computed = {
+            "alpha_P": (100 * c.alpha_P(active, total), 1.0, "%"),
+            "capacity_to_active": (c.capacity_to_active(active, total), 1.0, "x"),
+            "experts_per_active": (sparse.experts_per_active, 1.0, ""),
+            "balanced_assignments_per_expert": (c.balanced_assignments(batch, sparse), c.MI, "Mi"),
+        }
+        if t["rank_microbatch_tokens"]:
+            for gpus in (8, 32):
+                steps = c.accumulation_microbatches(batch, gpus, t["rank_microbatch_tokens"].value)
+                computed[f"accumulation_{gpus}_gpus"] = (steps, 1.0, "microbatches")
+        for quantity, (value, scale, unit) in computed.items():
+            p = t[quantity]
+            more = {"printed": p.text, "printed_value": p.value / scale, "agrees": p.agrees(value)}
+            rows.append(_row("derived", workload, quantity, unit, value / scale, **more))
+    return rows
+
+
+def _open() -> list[dict[str, Any]]:
+    """What the printed sizes determine exactly, and the range of what they leave open."""
+    from workbench.models import configurations as c
+    from workbench.report_tables import table_47
+
+    t = table_47()
+    sizes = {(q, w): c.Interval(*t[f"{q}_params"][w].interval) for q in ("total", "active") for w in WORKLOADS}
+    u = c.undetermined(*(sizes[q, w] for w in WORKLOADS for q in ("total", "active")))
+    rows = []
+    for workload, sparse in (("reference", c.REFERENCE_30_BLOCK), ("profiling", c.PROFILING)):
+        for quantity in ("routed_params", "active_routed_params", "inactive_params", "router_params"):
+            rows.append(_row("exact", workload, quantity, "parameters", float(getattr(sparse, quantity))))
+        gap = sizes["total", workload] - sizes["active", workload]
+        more = {"low": gap.low, "high": gap.high, "agrees": sparse.inactive_params in gap}
+        rows.append(_row("range", workload, "printed total - printed active", "parameters", **more))
+        for name in ("total", "unrouted"):
+            i = getattr(u, f"{name}_{workload}")
+            rows.append(_row("range", workload, f"{name} parameters", "parameters", low=i.low, high=i.high))
+    for quantity, i in (
+        ("mixer + shared expert, mean of an added block", u.per_extra_block),
+        ("mixer per block", u.mixer_if_shared),
+        ("embedding + head + two dense feed-forwards", u.rest),
+    ):
+        rows.append(_row("range", "both", quantity, "parameters", low=i.low, high=i.high))
+    for embedding_M in range(0, 441, 20):
+        width = c.dense_width_range(u.rest, embedding_M * 1e6, c.PROFILING)
+        if width is not None:
+            rows.append(
+                _row("dense width", "both", "dense width", "columns", embedding_M, low=width.low, high=width.high)
+            )
+    return rows
+
+
+def _own(p: WorkloadRolesParams) -> list[dict[str, Any]]:
+    """The configuration of the sliders: sizes, batch, training state per GPU and where submission meets execution."""
+    from workbench.models import configurations as c
+    from workbench.models.crossover import DeviceCurve
+    from workbench.models.sharding import shard
+
+    sparse = _sparse(p)
+    size = c.model_size(
+        sparse,
+        shared_width=p.shared_width,
+        mixer_params_per_block=p.mixer_M * 1e6,
+        dense_width=p.dense_width,
+        embedding_params=p.embedding_M * 1e6,
+    )
+    batch = p.global_batch_Mi * c.MI
+    steps = c.accumulation_microbatches(batch, p.gpus, p.rank_microbatch_tokens)
+    block = p.mixer_M * 1e6 + 3 * p.d_model * (p.shared_width + p.top_k * p.expert_width) + p.d_model * p.routed_experts
+    per_token_us = 2 * block / (p.device_TFLOPs * 1e6)
+    crossing = DeviceCurve(name="", fixed=0.0, per_unit=per_token_us, limit=float("inf")).critical(p.submit_us)
+    rows = [
+        ("total parameters", "parameters", size.total),
+        ("active parameters", "parameters", size.active),
+        ("inactive_params", "parameters", size.inactive),
+        ("unrouted parameters", "parameters", size.unrouted),
+        ("alpha_P", "%", 100 * c.alpha_P(size.active, size.total)),
+        ("capacity_to_active", "x", c.capacity_to_active(size.active, size.total)),
+        ("experts_per_active", "", sparse.experts_per_active),
+        ("balanced_assignments_per_expert", "Mi", c.balanced_assignments(batch, sparse) / c.MI),
+        ("accumulation microbatches", "microbatches", steps),
+        ("crossover: microbatch where device time meets submission", "tokens", crossing),
+        ("device time over submission time at this microbatch", "x", p.rank_microbatch_tokens / crossing),
+    ]
+    for policy in ("ddp_sharded_optimizer", "fsdp_full_reshard"):
+        cost = shard(
+            policy,
+            dense_params=size.unrouted,
+            routed_params=size.routed,
+            world=p.gpus,
+            ep=p.ep,
+            microbatches=max(1, round(steps)),
+            blocks=p.blocks,
+        )
+        rows.append((f"training state per GPU, {policy}", "GiB", cost.memory_bytes / 2**30))
+    return [_row("own", "own", quantity, unit, value) for quantity, unit, value in rows]
+
+
+def checks(result: Result) -> list[Check]:
+    """Printed derived values to half a digit; exact inactive experts inside the printed gap; whole accumulation."""
+    out = []
+    for r in result.table.to_dicts():
+        where = WORKLOADS.get(r["workload"], r["workload"])
+        if r["kind"] == "derived":
+            value = f"{r['value']:.6g}"
+            out.append(Check(f"{where}: {r['quantity']} is {r['printed']} {r['unit']}".rstrip(), r["agrees"], value))
+        elif r["quantity"] == "printed total - printed active":
+            exact = result.table.row(by_predicate=_same(r["workload"], "inactive_params"), named=True)["value"]
+            out.append(Check(f"{where}: inactive experts lie in total - active", r["agrees"], f"{exact:,.0f}"))
+    steps = _own_value(result, "accumulation microbatches")
+    whole = float(steps).is_integer() and steps >= 1
+    out.append(
+        Check("own configuration: the global batch is a whole number of microbatches", whole or None, f"{steps:g}")
+    )
+    return out
+
+
+def _same(workload: str, quantity: str) -> Any:
+    import polars as pl
+
+    return (pl.col("workload") == workload) & (pl.col("quantity") == quantity)
+
+
+def _own_value(result: Result, quantity: str) -> float:
+    return result.table.row(by_predicate=_same("own", quantity), named=True)["value"]
+
+
+def draw(result: Result) -> go.Figure:
+    """Left: parameters by part, with the printed totals. Right: which dense widths fit, for each embedding size."""
+    import plotly.graph_objects as go
+
+    from workbench.plotting import COLOURS, SERIES, figure
+
+    fig = figure(
+        "What the printed sizes determine, and what they leave open",
+        height=480,
+        cols=2,
+        column_widths=[0.55, 0.45],
+        horizontal_spacing=0.14,
+        shared_xaxes=False,
+        subplot_titles=("Parameters", "Dense width against embedding"),
+    )
+    value = lambda w, q: result.table.row(by_predicate=_same(w, q), named=True)  # noqa: E731
+    names = ["30-block<br>reference", "profiling<br>workload", "own<br>configuration"]
+    inactive = [value(w, "inactive_params")["value"] for w in ("reference", "profiling", "own")]
+    unrouted = [_middle(value(w, "unrouted parameters")) for w in WORKLOADS] + [
+        _own_value(result, "unrouted parameters")
+    ]
+    routed = [value(w, "active_routed_params")["value"] for w in WORKLOADS]
+    routed.append(_own_value(result, "active parameters") - unrouted[-1])
+    parts = (
+        ("all but routed experts (model, from the printed total)", unrouted, SERIES[0]),
+        ("routed, active per token (model, exact)", routed, SERIES[2]),
+        ("routed, inactive (model, exact)", inactive, SERIES[5]),
+    )
+    for name, values, colour in parts:
+        bar = go.Bar(x=names, y=[v / 1e9 for v in values], name=name, marker_color=colour, hovertemplate="%{y:.3f} B")
+        fig.add_trace(bar, row=1, col=1)
+    for quantity, symbol in (("total_params", "diamond-open"), ("active_params", "circle-open")):
+        from workbench.report_tables import table_47
+
+        y = [table_47()[quantity][w].value / 1e9 for w in WORKLOADS]
+        marker = {"symbol": symbol, "size": 13, "color": COLOURS["report"], "line": {"width": 2}}
+        label = f"{quantity.split('_')[0]} (report)"
+        fig.add_trace(go.Scatter(x=names[:2], y=y, mode="markers", name=label, marker=marker), row=1, col=1)
+    open_rows = [r for r in result.table.to_dicts() if r["kind"] == "dense width"]
+    x = [r["value"] for r in open_rows]
+    band = go.Scatter(
+        x=x + x[::-1],
+        y=[r["low"] for r in open_rows] + [r["high"] for r in open_rows][::-1],
+        fill="toself",
+        mode="lines",
+        line={"color": SERIES[3], "width": 3},
+        name="feasible, on the stated assumptions (model)",
+    )
+    fig.add_trace(band, row=1, col=2)
+    p = result.params
+    own = {"symbol": "x", "size": 11, "color": SERIES[1]}
+    fig.add_trace(
+        go.Scatter(x=[p.embedding_M], y=[p.dense_width], mode="markers", name="own configuration", marker=own),
+        row=1,
+        col=2,
+    )
+    fig.update_layout(barmode="stack", legend={"y": -0.32, "yanchor": "top"}, margin={"b": 190, "t": 80})
+    fig.update_yaxes(title="parameters (billions)", row=1, col=1)
+    fig.update_yaxes(title="dense feed-forward width", rangemode="tozero", row=1, col=2)
+    fig.update_xaxes(title="embedding and head (M parameters)", row=1, col=2)
+    return fig
+
+
+def _middle(row: dict[str, Any]) -> float:
+    return (row["low"] + row["high"]) / 2
+
+
+EXPERIMENT = Experiment(
+    slug="tab47_workload_roles",
+    group="appendix_b",
+    title="Tables 46 and 47: two workloads that must not be compared",
+    claim=(
+        "The 30-block reference and the profiling workload share a core path but differ in sparsity and batch; "
+        "every derived value follows from the printed sizes."
+    ),
+    kind="model",
+    anchor="Sections B.2 and B.4, Tables 46 and 47",
+    params=WorkloadRolesParams,
+    figure=draw,
+    checks=checks,
+    model=model,
+)

@@ -1,0 +1,175 @@
+"""Tables 49 and 50: MFU by Equation 95, tokens and step time of each run, and whether the rows agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from workbench.experiment import Check, Experiment, Params, Result, param
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+KNOWN = {
+    "a configuration with random routing has a headline": (
+        "Table 50 marks these rows as alternates: one headline per model, not per row of Table 49."
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputRunsParams(Params):
+    """What to convert the printed rates with."""
+
+    peak_TFLOPs: float = param(
+        2250.0, "peak per GPU that MFU is a fraction of", unit="TFLOP/s", min=100, max=20000, step=50
+    )
+    budget_T: float = param(
+        2.0, "token budget for the days column", unit="trillion tokens", min=0.01, max=100, step=0.1
+    )
+
+
+def report(params: ThroughputRunsParams) -> list[dict[str, Any]]:
+    """Return the transcribed observations with their configurations, nothing computed."""
+    from workbench.report_tables import report_table
+
+    runs = {r["configuration"]: r for r in report_table(49).to_dicts()}
+    rows = []
+    for o in report_table(50).to_dicts():
+        run = runs[o["configuration"]]
+        rows.append({**o, **{k: v for k, v in run.items() if k not in ("anchor", "configuration")}})
+    return rows
+
+
+def model(params: ThroughputRunsParams) -> list[dict[str, Any]]:
+    """Add MFU, microbatches and, from 6 FLOPs per active parameter, bounds on tokens/s, step time and days."""
+    from workbench.models import configurations as c
+    from workbench.models import mfu
+    from workbench.report_tables import parse_printed
+
+    rows = []
+    for r in report(params):
+        flop = mfu.flop_per_token(parse_printed(r["active"]).value)
+        tokens = mfu.tokens_per_s_per_gpu(r["TFLOPs_per_gpu"], flop)
+        rows.append(
+            {
+                **r,
+                "mfu_bf16_ref": mfu.mfu_of_rate(r["TFLOPs_per_gpu"], params.peak_TFLOPs),
+                "microbatches": c.accumulation_microbatches(
+                    r["global_batch_Mi"] * c.MI, r["dense_dp"], r["rank_microbatch_tokens"]
+                ),
+                "tokens_per_s_per_gpu_at_most": tokens,
+                "step_s_at_least": mfu.step_s(r["global_batch_Mi"] * c.MI, tokens, r["gpus"]),
+                "days_at_least": mfu.days_for_tokens(params.budget_T * 1e12, tokens, r["gpus"]),
+            }
+        )
+    return rows
+
+
+def rules() -> list[Any]:
+    """Apply every consistency rule to Tables 49 and 50."""
+    from workbench.models import configurations as c
+    from workbench.report_tables import printed_rows, report_table, run_sizes
+
+    runs = report_table(49).to_dicts()
+    found = [rule for run in runs for rule in c.run_rules(run)]
+    found += c.headline_rules(report_table(50).to_dicts(), {r["configuration"]: r["model"] for r in runs})
+    sizes = {r["model"]: (*run_sizes(r), int(r["routed_experts"])) for r in printed_rows(49)}
+    experts = {
+        name: c.params_per_routed_expert(c.Interval(*a.interval), c.Interval(*t.interval), n, top_k=4)
+        for name, (a, t, n) in sizes.items()
+    }
+    for family in dict.fromkeys(name.split("-")[0] for name in experts):
+        mine = [v for k, v in experts.items() if k.startswith(family)]
+        low, high = max(i.low for i in mine), min(i.high for i in mine)
+        value = f"{low / 1e9:.5f} to {high / 1e9:.5f} B over all layers"
+        found.append(
+            c.Rule(rule="one routed expert has one size in a family", row=family, holds=low <= high, value=value)
+        )
+    return found
+
+
+def checks(result: Result) -> list[Check]:
+    """One claim per rule; rows that disagree are named in its value."""
+    by_rule: dict[str, list[Any]] = {}
+    for rule in rules():
+        by_rule.setdefault(rule.rule, []).append(rule)
+    out = []
+    for name, applied in by_rule.items():
+        wrong = [f"{r.row}: {r.value}" for r in applied if not r.holds]
+        right = f"{len(applied)} of {len(applied)} rows"
+        out.append(Check(name, not wrong, "; ".join(wrong) or right, KNOWN.get(name, "") if wrong else ""))
+    return out
+
+
+def draw(result: Result) -> go.Figure:
+    """Draw each observation's printed rate, with the MFU it means on a second axis."""
+    import plotly.graph_objects as go
+
+    from workbench.models.mfu import mfu_of_rate
+    from workbench.plotting import SERIES, figure
+
+    rows = result.table.to_dicts()
+    p = result.params
+    styles = {
+        "headline": ("headline, random routing", SERIES[0], "circle"),
+        "repeat": ("slower repeat, random routing", SERIES[1], "x"),
+        "alternate": ("alternate batch or topology, random", SERIES[2], "square"),
+        "companion": ("learned-routing companion", SERIES[3], "triangle-up"),
+        "unpaired": ("learned, no random pair", SERIES[4], "triangle-down"),
+    }
+    fig = figure("Useful TFLOP/s per GPU of the production-throughput runs", height=560)
+    for use, (name, colour, symbol) in styles.items():
+        part = [r for r in rows if r["use"] == use]
+        fig.add_trace(
+            go.Scatter(
+                x=[r["TFLOPs_per_gpu"] for r in part],
+                y=[r["configuration"] for r in part],
+                mode="markers",
+                name=f"{name} (report)",
+                marker={"color": colour, "symbol": symbol, "size": 12},
+                customdata=[
+                    (r["anchor"], r["observation"], 100 * mfu_of_rate(r["TFLOPs_per_gpu"], p.peak_TFLOPs)) for r in part
+                ],
+                hovertemplate="%{y}: %{x} TFLOP/s/GPU, MFU %{customdata[2]:.1f} %<br>%{customdata[1]}<br>"
+                "%{customdata[0]}<extra></extra>",
+            )
+        )
+    low, high = 640, 920
+    ticks = [m for m in range(0, 101) if low <= m / 100 * p.peak_TFLOPs <= high]
+    # An empty trace carries the second axis; its ticks stand where the first axis has that share of the peak.
+    fig.add_trace(
+        go.Scatter(x=[low], y=[rows[0]["configuration"]], xaxis="x2", showlegend=False, hoverinfo="skip", opacity=0)
+    )
+    axis2 = {
+        "overlaying": "x",
+        "side": "top",
+        "range": [low, high],
+        "tickvals": [m / 100 * p.peak_TFLOPs for m in ticks],
+        "ticktext": [f"{m} %" for m in ticks],
+        "title": f"MFU, of {p.peak_TFLOPs:g} TFLOP/s (Equation 95)",
+        "showgrid": False,
+    }
+    fig.update_layout(xaxis={"range": [low, high], "title": "useful TFLOP/s per GPU"}, xaxis2=axis2)
+    order = list(dict.fromkeys(r["configuration"] for r in rows))
+    fig.update_yaxes(categoryorder="array", categoryarray=order[::-1])
+    fig.update_layout(legend={"y": -0.24, "yanchor": "top"}, margin={"t": 110, "b": 170})
+    return fig
+
+
+EXPERIMENT = Experiment(
+    slug="tab50_throughput_runs",
+    group="appendix_b",
+    title="Tables 49 and 50: throughput runs, their MFU and their consistency",
+    claim=(
+        "Each headline is the highest random-routing rate of its configuration; MFU by Equation 95 divides every row, "
+        "MXFP8 included, by the BF16 peak."
+    ),
+    kind="report",
+    anchor="Sections B.10 and B.11, Tables 49 and 50, Equation 95",
+    params=ThroughputRunsParams,
+    figure=draw,
+    checks=checks,
+    model=model,
+    report=report,
+)
