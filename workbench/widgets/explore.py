@@ -87,10 +87,10 @@ class Explorer:
         # A plain figure, not a FigureWidget: that sends its own 5 MB of script each time and is saved as a snapshot.
         figure = result.figure()
         bundle = {"application/vnd.plotly.v1+json": figure.to_plotly_json(), "text/plain": result.badge}
-        lines = [f"{_MARK[check.holds]} {check.claim} ({check.value})" for check in result.checks]
         shown = [{"output_type": "display_data", "data": _jsonable(bundle), "metadata": {}}]
-        if lines:
-            shown.append({"output_type": "stream", "name": "stdout", "text": "\n".join(lines) + "\n"})
+        if result.checks:
+            text = {"text/html": result._checks_html(), "text/plain": result._checks_text()}
+            shown.append({"output_type": "display_data", "data": text, "metadata": {}})
         self.output.outputs = tuple(shown)
 
     def _changed(self, _: Any) -> None:
@@ -107,9 +107,6 @@ class Explorer:
         defaults = {f.name: f.default for f in dataclasses.fields(self.first.experiment.params)}
         for name, control in self.controls.items():
             control.value = defaults[name]
-
-
-_MARK = {True: "holds:", False: "FAILS:", None: "not decided here:"}
 
 
 def _jsonable(bundle: dict[str, Any]) -> dict[str, Any]:

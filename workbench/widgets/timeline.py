@@ -205,9 +205,9 @@ def trace_view(
         caption = f"{caption} {dropped} events nested deeper than {MAX_DEPTH} levels are not drawn.".strip()
     spec = {
         "type": "recorded",
-        "title": title,
-        "badge": badge,
-        "caption": caption,
+        "title": _text(title),
+        "badge": _text(badge),
+        "caption": _text(caption),
         "origin_ns": origin,
         "extent": [0, max(extent_end, 1)],
         "lanes": rows,
@@ -222,6 +222,11 @@ def trace_view(
     if spec["window"] and not spec["window"][0] < spec["window"][1]:
         raise ValueError(f"window_ns: expected (low, high) with low < high, got {window_ns!r}")
     return Timeline(spec=spec | _look(), columns=zlib.compress(pack.data(), 6))
+
+
+def _text(value: Any) -> str:
+    """Return text that JSON and a web page can carry: a trace may hold lone surrogates, which no encoder takes."""
+    return str(value).encode("utf-8", "replace").decode("utf-8")
 
 
 class _Pack:
@@ -257,10 +262,10 @@ def _coded(name: str, values: Any, labels: Sequence[str] | None) -> tuple[np.nda
             raise ValueError(
                 f"{name}: expected indices from 0 to {len(labels) - 1}, got {codes.min()} to {codes.max()}"
             )
-        return codes, [str(v) for v in labels]
+        return codes, [_text(v) for v in labels]
     known: dict[str, int] = {}
     codes = np.fromiter((known.setdefault(str(v), len(known)) for v in values), dtype=np.int64)
-    return codes, list(known)
+    return codes, [_text(v) for v in known]
 
 
 def _event_columns(
@@ -303,7 +308,12 @@ def _rows(lanes: Sequence[str], columns: Mapping[str, Any]) -> tuple[np.ndarray,
         for depth in range(max(int(levels.max(initial=0)), 0) + 1):
             part = mine[levels == depth]
             pieces.append(part)
-            row = {"label": str(label) if depth == 0 else "", "lane": str(label), "first": first, "count": len(part)}
+            row = {
+                "label": _text(label) if depth == 0 else "",
+                "lane": _text(label),
+                "first": first,
+                "count": len(part),
+            }
             rows.append(row | {"slim": depth > 0})
             first += len(part)
     for at, row in enumerate(rows):
@@ -349,11 +359,11 @@ def _curve(index: int, curve: Mapping[str, Any], origin: int, pack: _Pack) -> di
         raise ValueError(f"{where}['colour']: unknown {colour!r}; expected one of {', '.join(COLOURS)}")
     columns = {"t": t.astype("<f8"), "before": before, "after": after}
     packed = {name: pack.add(column) for name, column in columns.items()}
-    return {"label": str(curve["label"]), "unit": str(curve.get("unit", "ns")), "colour": colour} | packed
+    return {"label": _text(curve["label"]), "unit": _text(curve.get("unit", "ns")), "colour": colour} | packed
 
 
 def _table(table: Mapping[str, Any], origin: int) -> dict[str, Any]:
-    rows = [[v if isinstance(v, int | float | str) else str(v) for v in row] for row in table["rows"]]
+    rows = [[v if isinstance(v, int) else _text(v) for v in row] for row in table["rows"]]
     start, end = (_integers(f"table[{c!r}]", table[c]) - origin for c in ("start_ns", "end_ns"))
     if len(rows) > MAX_TABLE_ROWS:
         raise ValueError(f"table: expected at most {MAX_TABLE_ROWS} rows, got {len(rows)}")
@@ -364,8 +374,8 @@ def _table(table: Mapping[str, Any], origin: int) -> dict[str, Any]:
     if wrong := [r for r in rows if len(r) != len(table["columns"])]:
         raise ValueError(f"table: expected {len(table['columns'])} cells a row, got {len(wrong[0])}")
     return {
-        "title": str(table["title"]),
-        "columns": [str(c) for c in table["columns"]],
+        "title": _text(table["title"]),
+        "columns": [_text(c) for c in table["columns"]],
         "rows": rows,
         "start": start.tolist(),
         "end": end.tolist(),

@@ -8,6 +8,8 @@ let serial = 0;
 /** Make an element; attributes and handlers by name, children as elements or text. */
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
+  // JupyterLab's single-key shortcuts look at the focused element itself: a mark on the root alone lets them eat the arrows.
+  element.dataset.lmSuppressShortcuts = "true";
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
@@ -69,6 +71,7 @@ export class Panel {
     this.stage.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     this.scroll = h("div", { class: "hw-scroll", hidden: "", "aria-hidden": "true", onpointerdown: (e) => this.scrollPress(e) });
     this.thumb = this.scroll.appendChild(h("div", { class: "hw-thumb" }));
+    this.shares = h("span", { hidden: "" }, " · narrower than a pixel: a colour’s height is its share of the time");
     this.live = h("div", { class: "hw-live", "aria-live": "polite" });
     this.legend = h("ul", { class: "hw-legend", "aria-label": "Legend" });
     this.legendEntries = this.source.legend().map((kind) => ({ kind, label: this.options.labels[kind] ?? kind }));
@@ -97,6 +100,7 @@ export class Panel {
         "p",
         { class: "hw-help", id: `${id}-help` },
         "Drag, tap or use ← → to step through events · Shift: ten at once · Home, End · + − 0 to zoom",
+        this.shares,
       ),
     );
     if (this.source.controls.length)
@@ -318,7 +322,7 @@ export class Panel {
     if (this.stale.base || theme !== this.drawnTheme) {
       this.geometry = layout(rows, width);
       this.surfaces[0].begin(width, this.geometry.height);
-      drawBase(this.surfaces[0], rows, this.geometry, view, theme);
+      this.shares.hidden = !drawBase(this.surfaces[0], rows, this.geometry, view, theme);
       if (theme !== this.drawnTheme) this.drawLegend(theme);
       this.drawnTheme = theme;
       this.stale.base = false;

@@ -89,7 +89,7 @@ export function niceStep(value) {
   return 10 * power;
 }
 
-/** Everything but the cursor. */
+/** Everything but the cursor; returns whether boxes narrower than a pixel were drawn as shares of time. */
 export function drawBase(surface, rows, geometry, view, theme) {
   const { gutter, plotWidth, placed, bottom, top } = geometry;
   const x = (t) => gutter + ((t - view.lo) / (view.hi - view.lo)) * plotWidth;
@@ -103,12 +103,13 @@ export function drawBase(surface, rows, geometry, view, theme) {
   }
   surface.line(gutter, bottom, gutter + plotWidth, bottom, { stroke: theme.soft });
   surface.text(`time${unitName ? ` (${unitName})` : ""}`, gutter + plotWidth, bottom + 28, { size: 11, colour: theme.soft, align: "right" });
+  let shared = false;
   rows.forEach((row, r) => {
     const place = placed[r];
     drawLabel(surface, row, place, gutter, theme);
     if (row.type === "heading") return;
     surface.clip(gutter - 1, place.y - 3, plotWidth + 2, place.height + 6);
-    if (row.type === "lane") drawLane(surface, row, place, geometry, view, theme);
+    if (row.type === "lane") shared = drawLane(surface, row, place, geometry, view, theme) || shared;
     else drawCurve(surface, row, place, geometry, view, theme);
     surface.unclip();
     if (row.type === "curve") {
@@ -122,6 +123,7 @@ export function drawBase(surface, rows, geometry, view, theme) {
     surface.dot(mark.x, mark.y, 8, { fill: theme.background, stroke: theme.ink });
     surface.text(mark.text, mark.x, mark.y + 0.5, { size: 11, weight: 700, colour: theme.ink, align: "center" });
   }
+  return shared;
 }
 
 function drawLabel(surface, row, place, gutter, theme) {
@@ -163,6 +165,7 @@ function drawLane(surface, row, place, { gutter, plotWidth }, view, theme) {
     for (let c = Math.floor(a); c < x1 - gutter; c++) columns[c] += Math.min(c + 1, x1 - gutter) - Math.max(c, a);
   }
   if (shares) drawShares(surface, row, shares, place, gutter, theme);
+  return shares !== null;
 }
 
 function drawBox(surface, row, i, x0, x1, place, theme) {
@@ -222,7 +225,7 @@ function curvePeak(row, view) {
 
 /** Round up to two significant digits that read well on an axis. */
 export function niceCeiling(value) {
-  const step = niceStep(value / 5);
+  const step = niceStep(value / 10);
   return Math.ceil(value / step - 1e-9) * step;
 }
 

@@ -40,8 +40,7 @@ async function inflate(view) {
 
 async function render({ model, el }) {
   const spec = model.get("spec");
-  // JupyterLab's single-letter shortcuts would act on the notebook while the reader steps the cursor.
-  const root = h("div", { class: "hw-timeline", "data-lm-suppress-shortcuts": "true" });
+  const root = h("div", { class: "hw-timeline" });
   el.append(root);
   const cleanups = [];
   try {
@@ -56,7 +55,8 @@ async function render({ model, el }) {
 
 async function fill(model, root, spec, cleanups) {
   const saved = model.get("state") ?? {};
-  let theme = readTheme(root, spec);
+  // Read at the first draw: JupyterLab renders into an element outside the page, where no style is known.
+  let theme = null;
   if (spec.title) root.append(h("h3", { class: "hw-title" }, spec.title));
   if (spec.badge) root.append(h("p", { class: "hw-badge" }, spec.badge));
   const panels = new Map();
@@ -84,7 +84,7 @@ async function fill(model, root, spec, cleanups) {
       cursor: kept.cursor ?? options.cursor,
       window: kept.window ?? options.window,
       values: kept.values,
-      theme: () => theme,
+      theme: () => (theme ??= readTheme(root, spec)),
       onchange: remember,
     });
     panels.set(id, panel);
@@ -104,7 +104,7 @@ async function fill(model, root, spec, cleanups) {
   }
 
   const follow = () => {
-    theme = readTheme(root, spec);
+    theme = null;
     for (const panel of panels.values()) panel.invalidate();
   };
   const watcher = new MutationObserver(follow);
