@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Source = Literal["model", "recorded", "live", "report"]
 SOURCES: tuple[Source, ...] = ("model", "recorded", "live", "report")
 RESULT_MIME = "application/vnd.headroom.result+json"
+KEPT_ROWS = 500
+"""Rows up to which a notebook's report carries its table, for sweeps to gather."""
 
 
 def param(
@@ -351,7 +353,8 @@ class Result:
         from IPython.display import display
 
         payload = self.as_dict()
-        payload.pop("table")
+        if self.table.height > KEPT_ROWS:
+            payload.pop("table")
         payload |= {"badge": self.badge, "params": json_safe(self.params.as_dict()), "rows": self.table.height}
         bundle = {"text/html": self._checks_html(), "text/plain": self._checks_text(), RESULT_MIME: payload}
         display(bundle, raw=True)
