@@ -45,6 +45,7 @@ def param(
     step: float | None = None,
     choices: Sequence[Any] | None = None,
     log: bool = False,
+    analysis: bool = False,
 ) -> Any:
     """Declare one parameter of an experiment: its default (the report's value), meaning, unit and slider bounds.
 
@@ -57,8 +58,18 @@ def param(
         step: slider step.
         choices: allowed values, instead of bounds.
         log: the slider is logarithmic.
+        analysis: it only changes how a table is analysed or drawn, so it may differ from a recording's.
     """
-    metadata = {"doc": doc, "unit": unit, "min": min, "max": max, "step": step, "choices": choices, "log": log}
+    metadata = {
+        "doc": doc,
+        "unit": unit,
+        "min": min,
+        "max": max,
+        "step": step,
+        "choices": choices,
+        "log": log,
+        "analysis": analysis,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -265,6 +276,7 @@ class Experiment:
             from workbench.record import load_recording
 
             recording = load_recording(self.slug, self.recording)  # type: ignore[arg-type]
+            values = self._as_recorded(values, recording)
             rows = self.recorded(values, recording) if self.recorded else recording.rows()
         else:
             from workbench.record import Recorder
@@ -273,6 +285,23 @@ class Experiment:
             rows = self.measure(values, recorder)  # type: ignore[misc]
             recording = recorder.live()
         return Result(experiment=self, params=values, source=chosen, table=_frame(rows), recording=recording)
+
+    def _as_recorded(self, values: Params, recording: Recording) -> Params:
+        """Return `values` with what was measured as the recording says; refuse a request for something else."""
+        kept = recording.record.get("workload", {}).get("params", {})
+        changes = {}
+        for f in dataclasses.fields(self.params):
+            if f.name not in kept or f.metadata.get("analysis"):
+                continue
+            recorded = tuple(kept[f.name]) if isinstance(kept[f.name], list) else kept[f.name]
+            asked = getattr(values, f.name)
+            if asked not in (recorded, f.default):
+                raise ValueError(
+                    f"{self.slug}: recorded with {f.name}={recorded!r}, asked for {asked!r}; "
+                    "source 'live' measures it, or leave it at its default"
+                )
+            changes[f.name] = recorded
+        return values.replace(**changes)
 
     def __repr__(self) -> str:
         return f"<Experiment {self.slug}: {self.title} [{', '.join(self.sources())}]>"

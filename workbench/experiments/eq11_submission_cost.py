@@ -27,7 +27,7 @@ class SubmissionCostParams(Params):
 
     counts: tuple[int, ...] = param((1, 4, 16, 64, 128, 256), "repetitions of each unit", min=1, max=400)
     repeats: int = param(20, "timed calls of each region", min=5, max=500)
-    level: float = param(0.95, "coverage of the intervals", min=0.5, max=0.999)
+    level: float = param(0.95, "coverage of the intervals", min=0.5, max=0.999, analysis=True)
 
 
 def measure(params: SubmissionCostParams, recorder: Any) -> list[dict[str, Any]]:

@@ -27,9 +27,9 @@ class BranchParams(Params):
     branch_step: int = param(700, "step of the checkpoint that is branched", min=5, max=1_000_000)
     seeds: tuple[int, ...] = param((0, 1, 2), "seeds, one original and one branch each", min=0, max=10_000)
     tiny: bool = param(False, "a model that a CPU trains in a minute")
-    span: int = param(15, "steps of the running median that is drawn", min=1, max=501, step=2)
-    early: float = param(0.115, "length of the early window, as a share of the branch", min=0.01, max=1)
-    late: float = param(0.807, "start of the late window, as a share of the branch", min=0, max=0.99)
+    span: int = param(15, "steps of the running median that is drawn", min=1, max=501, step=2, analysis=True)
+    early: float = param(0.115, "length of the early window, as a share of the branch", min=0.01, max=1, analysis=True)
+    late: float = param(0.807, "start of the late window, as a share of the branch", min=0, max=0.99, analysis=True)
 
 
 def measure(params: BranchParams, recorder: Any) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ class BatchWarmupParams(Params):
     overlap: int = param(5, "steps that a segment trains past its successor's restart", min=0, max=1000)
     seed: int = param(0, "seed", min=0, max=10_000)
     tiny: bool = param(False, "a model that a CPU trains in a minute")
-    span: int = param(9, "steps of the running median that is drawn", min=1, max=501, step=2)
+    span: int = param(9, "steps of the running median that is drawn", min=1, max=501, step=2, analysis=True)
 
 
 def _fractions(count: int) -> tuple[float, ...]:
