@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
+import types
 from pathlib import Path
 
 import pytest
 
 import workbench.record as record
+from workbench.experiment import Params, param
 from workbench.record import FIELDS, GROUPS, Recorder, check_all, check_recording, load_recording
 
 
@@ -184,6 +187,43 @@ def test_dirty_trees_are_marked(monkeypatch, tmp_path):
     recorder = Recorder("x", {})
     recorder.row(a=1)
     assert recorder.write(tmp_path).name.endswith("_h200_aaaaaaa-dirty")
+
+
+def measuring(rows_by_return: bool):
+    """An experiment that measures nothing, and reports its rows one way or the other."""
+
+    def measure(params, recorder):
+        recorder.set("protocol", timer="none", warmup=0, repeats=1)
+        if rows_by_return:
+            return [{"seed": params.seed}]
+        recorder.row(seed=params.seed)
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Made(Params):
+        seed: int = param(1, "seed")
+
+    return types.SimpleNamespace(params=Made, measure=measure, sources=lambda: ["live"])
+
+
+@pytest.mark.parametrize("rows_by_return", [True, False])
+def test_main_writes_one_recording_with_its_parameters(monkeypatch, tmp_path, capsys, rows_by_return):
+    monkeypatch.setenv("WORKBENCH_COMMIT", "a" * 40)
+    monkeypatch.setattr("workbench.experiment.load", lambda slug: measuring(rows_by_return))
+    assert record.main(["made_up", "-p", "seed=5", "--out", str(tmp_path)]) == 0
+    path = tmp_path / "made_up" / capsys.readouterr().out.strip()
+    assert check_recording(path) == []
+    assert (path / "table.csv").read_text() == "seed\n5\n"
+    assert json.loads((path / "record.json").read_text())["workload"]["seeds"] == [5]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["made_up", "-p", "seed"], ["made_up", "-p", "seed=x"], ["made_up", "-p", "sed=1"]]
+)
+def test_main_refuses_bad_parameters(monkeypatch, tmp_path, arguments):
+    monkeypatch.setattr("workbench.experiment.load", lambda slug: measuring(True))
+    with pytest.raises((SystemExit, ValueError, TypeError)):
+        record.main([*arguments, "--out", str(tmp_path)])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_recording_of_the_project_passes():

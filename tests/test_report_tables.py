@@ -276,6 +276,14 @@ def test_a_broken_file_is_named(tmp_path, monkeypatch, content, message):
         report_table(48)
 
 
+def test_an_exact_half_survives_binary_rounding():
+    """0.5 is printed for 0.45 to 0.55; in binary 0.55 - 0.5 is above 0.05."""
+    p = parse_printed("0.5")
+    assert 0.55 - 0.5 > 0.05 and p.agrees(0.55) and not p.agrees(0.55 + 1e-9)
+    big = parse_printed("26.688", "B")
+    assert big.agrees(26_688_500_000) and not big.agrees(26_688_500_001)
+
+
 def test_unknown_table_raises():
     with pytest.raises(KeyError, match="Table 99 is not transcribed"):
         report_table(99)

@@ -129,6 +129,32 @@ def test_another_python_on_path_is_noticed(tmp_path, monkeypatch, first, expecte
     assert audit._interpreter()["same_as_activated_environment"] is expected
 
 
+@pytest.mark.parametrize(
+    "folder, kind",
+    [("/", "overlay"), ("/data/runs", "wekafs"), ("/data/with space/x", "nfs4"), ("/database", "overlay")],
+)
+def test_storage_is_the_innermost_mount(monkeypatch, folder, kind):
+    lines = [
+        "overlay / overlay rw",
+        "h:/a /data wekafs rw",
+        r"h:/b /data/with\040space nfs4 rw",
+        "proc /proc proc rw",
+        "broken",
+    ]
+    mounts = "\n".join(lines)
+    monkeypatch.setattr(audit, "_read", lambda path: mounts)
+    monkeypatch.setattr(Path, "resolve", lambda self: self)
+    assert audit._storage_type(Path(folder)) == kind
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_jupyter_kernel_is_noticed(monkeypatch, inside):
+    monkeypatch.setitem(sys.modules, "ipykernel", audit) if inside else monkeypatch.delitem(
+        sys.modules, "ipykernel", False
+    )
+    assert audit._interpreter()["in_jupyter_kernel"] is inside
+
+
 def test_only_listed_variables_and_no_identity(monkeypatch, three_gpus):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "enx0123456789ab")
     monkeypatch.setenv("NCCL_API_KEY", "do-not-show")

@@ -208,6 +208,27 @@ def test_a_headline_below_its_repeat_is_caught():
     assert {r.row for r in broken} == {"Medium-96E"} and "855 of 855, 900, 740" in [r.value for r in broken]
 
 
+def test_equal_learned_and_random_rates_are_no_disagreement():
+    row = {"configuration": "x", "use": "headline", "TFLOPs_per_gpu": 5.0}
+    rules = c.headline_rules(
+        [row | {"routing": "Random"}, row | {"routing": "Learned", "use": "companion"}], {"x": "m"}
+    )
+    assert [r.rule for r in rules if not r.holds] == []
+
+
+@pytest.mark.parametrize("dp, rank", [(0, 1), (1, 0)])
+def test_empty_batches_are_refused(dp, rank):
+    with pytest.raises(ValueError, match="both above 0"):
+        c.accumulation_microbatches(1, dp, rank)
+
+
+def test_two_models_of_one_depth_determine_nothing_per_block():
+    i = c.Interval(2.9e9, 2.91e9)
+    total = i + float(c.REFERENCE_30_BLOCK.inactive_params)
+    with pytest.raises(ValueError, match="more routed blocks"):
+        c.undetermined(total, i, total, i, profiling=c.REFERENCE_30_BLOCK)
+
+
 def test_one_family_has_one_expert_size():
     """(total - active)/(N - K) of runs that differ only in their experts must overlap."""
     by_model: dict[str, c.Interval] = {}

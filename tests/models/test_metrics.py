@@ -138,6 +138,7 @@ def test_perfect_scaling_is_one(per_gpu, gpus, reference):
         (lambda: m.lease_high_water([2]), "event 0"),
         (lambda: m.peak_device_memory([5], [4]), "allocated <= reserved"),
         (lambda: m.checkpoint_peak_time(5, 4, 1), "before_bytes"),
+        (lambda: m.checkpoint_peak_time(4, 4, 0), "seconds"),
         (lambda: m.scaling_efficiency(1, 1, 0, 1), "reference_throughput"),
         (lambda: m.route_drop_statistics([[1]], [[2]], capacity_rows=9, experts_per_rank=1), "accepted"),
         (lambda: m.route_drop_statistics([[9]], [[9]], capacity_rows=8, experts_per_rank=1), "at least 9"),

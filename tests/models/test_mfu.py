@@ -15,6 +15,7 @@ positive = st.floats(1e-3, 1e6)
 def test_equation_95_by_hand():
     # 8 GPUs, 2 s, 18e15 FLOPs: 18e15 / (8 x 2 x 2.25e15) = 0.5
     assert m.mfu(18e15, 2.0, 8) == 0.5
+    assert m.mfu(0.0, 2.0, 8) == 0
     assert m.BF16_REFERENCE_TFLOPs == 2250
 
 

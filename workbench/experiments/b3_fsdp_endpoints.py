@@ -131,7 +131,7 @@ def draw(result: Result) -> go.Figure:
         "fsdp_full_reshard": "FSDP2, full reshard (endpoint)",
         "fsdp_retain_backward": "FSDP2, weights kept through backward",
         "fsdp_retain_step": "FSDP2, weights kept across the step",
-        "fsdp_retain_step_no_sync": "FSDP2, weights and gradients kept",
+        "fsdp_retain_step_no_sync": "FSDP2, weights and gradients kept (on the DDP line)",
         "hsdp": f"HSDP, shard groups of {result.params.shard_ranks}",
         "ddp_sharded_optimizer": "DDP, sharded optimizer (endpoint)",
     }
@@ -186,7 +186,9 @@ def draw(result: Result) -> go.Figure:
         col=2,
     )
     fig.update_yaxes(title="GiB per rank", rangemode="tozero", row=1, col=1)
-    fig.update_yaxes(title="GB sent per rank and step", type="log", row=1, col=2)
+    fig.update_yaxes(
+        title="GB sent per rank and step", type="log", tickvals=[20, 50, 100, 200, 500, 1000], row=1, col=2
+    )
     fig.update_layout(legend={"y": -0.26, "yanchor": "top"}, margin={"b": 150, "t": 90})
     return fig
 

@@ -147,7 +147,7 @@ def draw(result: Result) -> go.Figure:
         "range": [low, high],
         "tickvals": [m / 100 * p.peak_TFLOPs for m in ticks],
         "ticktext": [f"{m} %" for m in ticks],
-        "title": f"MFU, of {p.peak_TFLOPs:g} TFLOP/s (Equation 95)",
+        "title": f"MFU (model), of {p.peak_TFLOPs:g} TFLOP/s, Equation 95",
         "showgrid": False,
     }
     fig.update_layout(xaxis={"range": [low, high], "title": "useful TFLOP/s per GPU"}, xaxis2=axis2)

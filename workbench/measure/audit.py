@@ -196,7 +196,7 @@ def _nics() -> list[dict[str, Any]]:
     """InfiniBand/RoCE ports, then other physical interfaces: device, kind, state and rate; no addresses."""
     found = []
     for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
-        entry = {"device": port.parent.parent.name, "kind": _read(f"{port}/link_layer") or "InfiniBand"}
+        entry: dict[str, Any] = {"device": port.parent.parent.name, "kind": _read(f"{port}/link_layer") or "InfiniBand"}
         entry["state"] = _read(f"{port}/state").split(": ")[-1] or None
         found.append(entry | {"rate": _read(f"{port}/rate") or None})
     for net in sorted(Path("/sys/class/net").glob("*")):

@@ -289,6 +289,7 @@ def undetermined(
     active_reference: Interval,
     total_profiling: Interval,
     active_profiling: Interval,
+    *,
     reference: Sparse = REFERENCE_30_BLOCK,
     profiling: Sparse = PROFILING,
 ) -> Undetermined:
