@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import ipywidgets
@@ -103,6 +104,30 @@ def test_the_report_s_values_come_back() -> None:
     assert shown(view.explorer) == [0, 1, 2, 3, 4]
 
 
+def test_a_recorded_table_is_kept_and_analysed_anew() -> None:
+    table = LINE.run(slope=2.0).table
+    kept = Result(experiment=LINE, params=LineParams(), source="live", table=table, recording=recording())
+    explorer = explore(kept, only=["slope"]).explorer
+    assert list(explorer.controls) == ["slope"]
+    explorer.controls["slope"].value = 0.0
+    assert shown(explorer) == [0, 2, 4, 6, 8], "the measured table must not be computed by the model"
+    assert explorer.result.source == "live"
+    assert not explorer.result.checks[0].holds
+
+
+def recording() -> Any:
+    return SimpleNamespace(label="a test machine", name="none")
+
+
+def test_the_ends_of_a_logarithmic_slider_are_inside_its_bounds() -> None:
+    explorer = explore(LINE).explorer
+    for end in ("min", "max"):
+        explorer.controls["scale"].value = 10 ** getattr(explorer.controls["scale"], end)
+        assert explorer.result is not None
+
+
 def test_unknown_parameters_are_refused() -> None:
+    with pytest.raises(ValueError, match="unknown parameters slop: allowed are slope, points"):
+        explore(LINE, only=["slop"])
     with pytest.raises(ValueError, match="unknown parameter 'slop'"):
         explore(LINE, slop=1.0)

@@ -64,13 +64,17 @@ class Explorer:
         self.result: Result | None = None
         self._waiting: asyncio.TimerHandle | None = None
         box = widgets.VBox([*self.controls.values(), reset]) if self.controls else widgets.VBox([])
-        self.view = widgets.VBox([box, self.output])
+        self.view: Any = widgets.VBox([box, self.output])
         self.view.explorer = self
         self._show(result)
 
     def values(self) -> dict[str, Any]:
         """Return the parameters as set."""
-        return {name: control.value for name, control in self.controls.items()}
+        values = {name: control.value for name, control in self.controls.items()}
+        for f in dataclasses.fields(self.first.experiment.params):
+            if f.metadata.get("log") and f.name in values:  # ten to the power of a logarithm may miss its bound
+                values[f.name] = min(max(values[f.name], f.metadata["min"]), f.metadata["max"])
+        return values
 
     def update(self) -> None:
         """Run the experiment with the controls' values and show it; an error is shown in its place."""

@@ -86,7 +86,7 @@ class Timeline(anywidget.AnyWidget):
                 raise ValueError(f"goto: {name} must be finite, got {value!r}")
         if width is not None and width <= 0:
             raise ValueError(f"goto: width must be > 0, got {width!r}")
-        serial = self.goto_request.get("serial", 0) + 1
+        serial = int(self.goto_request.get("serial", 0)) + 1
         request = {"time": float(time - self.origin_ns), "width": width, "serial": serial}
         self.goto_request = request | ({"panel": panel} if panel is not None else {})
 

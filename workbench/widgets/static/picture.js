@@ -12,7 +12,7 @@ const TAG = 24;
 
 /** Place rows from top to bottom; returns pixel geometry. */
 export function layout(rows, width, top = 0) {
-  const gutter = width < 520 ? 76 : Math.min(150, 24 + Math.max(70, ...rows.map((r) => labelLines(r.label, 126).width)));
+  const gutter = width < 520 ? 88 : Math.min(150, 24 + Math.max(70, ...rows.map((r) => labelLines(r.label, 126).width)));
   let y = top + TAG;
   const placed = rows.map((row) => {
     const height = row.slim ? HEIGHT.slim : HEIGHT[row.type];
@@ -156,7 +156,7 @@ function drawLane(surface, row, place, { gutter, plotWidth }, view, theme) {
     const x1 = gutter + (row.end[i] - view.lo) * perTime;
     if (x1 < gutter) continue;
     if (few || x1 - x0 >= 1.5) {
-      drawBox(surface, row, i, Math.max(x0, left), Math.min(x1, right), place, theme);
+      drawBox(surface, row, i, Math.max(x0, left), Math.min(x1, right), place, theme, [gutter, gutter + plotWidth]);
       continue;
     }
     shares ??= row.kinds.map(() => new Float32Array(Math.ceil(plotWidth) + 2));
@@ -168,7 +168,7 @@ function drawLane(surface, row, place, { gutter, plotWidth }, view, theme) {
   return shares !== null;
 }
 
-function drawBox(surface, row, i, x0, x1, place, theme) {
+function drawBox(surface, row, i, x0, x1, place, theme, [first, last]) {
   const width = x1 - x0;
   const kind = row.kinds[row.kind[i]];
   const style = boxStyle(theme, kind, row.tone?.[i]);
@@ -178,11 +178,13 @@ function drawBox(surface, row, i, x0, x1, place, theme) {
     surface.dot(x0 + 5, place.y + place.height - 6, 3.5, { fill: theme.colours.sync_wait, stroke: theme.background });
     surface.dot(x1 - 5, place.y + place.height - 6, 3.5, { fill: theme.ink, stroke: theme.background });
   }
-  if (width < 15 || place.height < 14 || kind === "idle") return;
+  // The label stands in the middle of the part that is in view.
+  const [from, to] = [Math.max(x0, first), Math.min(x1 - gap, last)];
+  if (to - from < 14 || place.height < 14 || kind === "idle") return;
   const size = place.height > 24 ? 12 : 11;
-  const label = fit(row.name(i), width - 8, size);
+  const label = fit(row.name(i), to - from - 6, size);
   if (!label) return;
-  const middle = x0 + (width - gap) / 2;
+  const middle = (from + to) / 2;
   if (style.hatch) {
     const room = textWidth(label, size) + 6;
     surface.rect(middle - room / 2, place.y + place.height / 2 - 8, room, 16, { fill: theme.background, radius: 3, alpha: 0.86 });
