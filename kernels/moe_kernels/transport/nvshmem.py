@@ -88,8 +88,8 @@ class NvshmemTransport(Transport):
                 peers.append(own if rank == self.rank else nvshmem.get_peer_tensor(own, rank))
             except nvshmem.NvshmemError as error:
                 raise RuntimeError(
-                    f"rank {self.rank} has no direct address of rank {rank}: this transport needs peers reachable by load "
-                    f"and store (one host, or one NVLink domain); a network transport is missing"
+                    f"rank {self.rank} has no direct address of rank {rank}: this transport needs peers reachable by "
+                    f"load and store (one host, or one NVLink domain); a network transport is missing"
                 ) from error
         table = peer_table([p[:nbytes].view(dtype).view(rows, width) for p in peers], self.device)
         self._meet()

@@ -1,0 +1,137 @@
+"""Dispatch, experts and combine of the rowwise path as one differentiable step over the hosted ranks.
+
+One autograd node, because its backward has phases that all ranks must share and buffers that it overwrites: gradients
+of the expert outputs replace those outputs, and gradients of the dispatched rows replace those rows, each after its
+last reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from moe_kernels.combine import combine, combine_backward
+from moe_kernels.dispatch import dispatch
+from moe_kernels.grouped_gemm import grouped_gemm, grouped_gemm_wgrad
+from moe_kernels.route_map import RouteMap
+from moe_kernels.swiglu import swiglu, swiglu_backward
+from moe_kernels.transport import Lease, SymmetricPool, Transport
+
+
+@dataclass(frozen=True, eq=False)
+class RowwisePlan:
+    """What one forward needs beside tensors that are differentiated."""
+
+    transport: Transport
+    pool: SymmetricPool
+    lease: Lease
+    capacity: int
+    maps: tuple[RouteMap, ...]
+    impl: str | None
+    gemm: str | None
+    keep: bool
+    """Whether a backward will follow: then it releases the lease, otherwise the forward does."""
+
+
+def rowwise_experts(
+    plan: RowwisePlan,
+    up_gate: torch.Tensor,
+    down: torch.Tensor,
+    x_TD: Sequence[torch.Tensor],
+    weights_TK: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """Run the routed experts of all ranks on the hosted ranks' tokens.
+
+    Args:
+        plan: route maps, lease and transport.
+        up_gate: [n * L, D, 2F] up and gate weights of the n hosted ranks.
+        down: [n * L, F, D].
+        x_TD: one [T, D] per hosted rank.
+        weights_TK: one FP32 [T, K] per hosted rank.
+
+    Returns:
+        One [T, D] per hosted rank.
+    """
+    return list(_RowwiseExperts.apply(plan, up_gate, down, *x_TD, *weights_TK))
+
+
+def _into(out: torch.Tensor, product, a, b, offsets, impl: str | None) -> None:
+    """Write a grouped product into `out`; torch's own kernel cannot, so its result is copied."""
+    if impl == "torch":
+        out.copy_(product(a, b, offsets, impl=impl))
+    else:
+        product(a, b, offsets, out=out, impl=impl)
+
+
+class _RowwiseExperts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, plan: RowwisePlan, up_gate, down, *inputs):
+        ranks = len(plan.maps)
+        x_TD, weights_TK = inputs[:ranks], inputs[ranks:]
+        lease, transport = plan.lease, plan.transport
+        for x, route in zip(x_TD, plan.maps):
+            dispatch(x.contiguous(), route.dst_rank, route.dst_row, lease.rows, impl=plan.impl)
+        transport.barrier()
+        hidden, activated = [], []
+        local = up_gate.shape[0] // ranks
+        for i, (rank, route) in enumerate(zip(transport.local_ranks, plan.maps)):
+            mine = slice(i * local, (i + 1) * local)
+            rows = lease.rows.tensors[rank][: plan.capacity]
+            outputs = lease.outputs.tensors[rank][: plan.capacity]
+            h = grouped_gemm(rows, up_gate[mine], route.offsets, impl=plan.gemm)
+            a = swiglu(h, route.offsets, impl=plan.impl)
+            _into(outputs, grouped_gemm, a, down[mine], route.offsets, plan.gemm)
+            if plan.keep:
+                hidden.append(h)
+                activated.append(a)
+        transport.barrier()
+        combined = tuple(
+            combine(lease.outputs, route.dst_rank, route.dst_row, weights, impl=plan.impl)
+            for route, weights in zip(plan.maps, weights_TK)
+        )
+        ctx.plan = plan
+        if plan.keep:
+            ctx.save_for_backward(up_gate, down, *weights_TK, *hidden, *activated)
+        else:
+            plan.pool.release(lease)
+        return combined
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads):
+        plan: RowwisePlan = ctx.plan
+        lease, transport, ranks = plan.lease, plan.transport, len(plan.maps)
+        if not lease.active:
+            raise RuntimeError(
+                f"block {lease.key[0]!r}, microbatch {lease.key[1]!r}: backward ran before, its buffers are given back"
+            )
+        up_gate, down, *saved = ctx.saved_tensors
+        weights_TK, hidden, activated = saved[:ranks], saved[ranks : 2 * ranks], saved[2 * ranks :]
+        local = up_gate.shape[0] // ranks
+
+        # Each output row belongs to one route, whose program reads it for the weight's gradient before overwriting it.
+        d_weights = [
+            combine_backward(
+                g.contiguous(), lease.outputs, route.dst_rank, route.dst_row, weights, lease.outputs, impl=plan.impl
+            )
+            for g, route, weights in zip(grads, plan.maps, weights_TK)
+        ]
+        transport.barrier()
+        d_up_gate, d_down = torch.empty_like(up_gate), torch.empty_like(down)
+        for i, (rank, route) in enumerate(zip(transport.local_ranks, plan.maps)):
+            mine = slice(i * local, (i + 1) * local)
+            rows = lease.rows.tensors[rank][: plan.capacity]
+            d_outputs = lease.outputs.tensors[rank][: plan.capacity]
+            _into(d_down[mine], grouped_gemm_wgrad, activated[i], d_outputs, route.offsets, plan.gemm)
+            d_a = grouped_gemm(d_outputs, down[mine].transpose(1, 2), route.offsets, impl=plan.gemm)
+            d_h = swiglu_backward(hidden[i], d_a, route.offsets, impl=plan.impl)
+            _into(d_up_gate[mine], grouped_gemm_wgrad, rows, d_h, route.offsets, plan.gemm)
+            # After the weight gradient, which was the last reader of the rows.
+            _into(rows, grouped_gemm, d_h, up_gate[mine].transpose(1, 2), route.offsets, plan.gemm)
+        transport.barrier()
+        d_x = [combine(lease.rows, route.dst_rank, route.dst_row, None, impl=plan.impl) for route in plan.maps]
+        # The next writer of these buffers is ordered after every peer's reads by the next count exchange.
+        plan.pool.release(lease)
+        return None, d_up_gate, d_down, *d_x, *d_weights

@@ -1,0 +1,42 @@
+"""The shared expert, on the caller's stream or on its own."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def shared_expert(x_TD: torch.Tensor, up_gate: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """SwiGLU feed-forward that every token passes: [T, D] with up_gate [D, 2F] and down [F, D]."""
+    gate, up = (x_TD @ up_gate).chunk(2, dim=-1)
+    return (F.silu(gate) * up) @ down
+
+
+class SideStream:
+    """A fork of the current stream and its join; on the CPU everything stays in order.
+
+    Memory needs no record_stream: what the side stream reads outlives the join, and what it allocates is only reused
+    by side-stream work, which starts after the current stream at the next fork.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._side = None
+        if device.type == "cuda":
+            self._side = _STREAMS.setdefault(device, torch.cuda.Stream(device))
+            self._forked = torch.cuda.Event()
+            self._forked.record()
+
+    def run(self, function, *args: torch.Tensor) -> torch.Tensor:
+        """Submit `function(*args)` to the side stream, behind the work that the fork saw."""
+        if self._side is None:
+            return function(*args)
+        self._side.wait_event(self._forked)
+        with torch.cuda.stream(self._side):
+            return function(*args)
+
+    def join(self) -> None:
+        """Let the current stream wait for the side stream; the host does not."""
+        if self._side is not None:
+            torch.cuda.current_stream(self._side.device).wait_stream(self._side)
