@@ -54,7 +54,9 @@ def render(out: Path, summary: Mapping[str, Any], reasons: Mapping[str, str]) ->
         lstrip_blocks=True,
     )
     environment.filters |= {"duration": duration, "mib": mib, "figure": figure_text}
-    cards = sorted((_card(out, o, reasons) for o in summary["notebooks"]), key=lambda c: (ORDER.index(c["status"]), c["place"]))
+    cards = sorted(
+        (_card(out, o, reasons) for o in summary["notebooks"]), key=lambda c: (ORDER.index(c["status"]), c["place"])
+    )
     for place, card in enumerate(cards):
         card["place"] = place
     standings = [c["standing"] for card in cards for c in card["claims"]]

@@ -10,7 +10,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-Param = Annotated[list[str] | None, typer.Option("-p", "--param", metavar="NAME=VALUE", help="A parameter; may be repeated.")]
+Param = Annotated[
+    list[str] | None, typer.Option("-p", "--param", metavar="NAME=VALUE", help="A parameter; may be repeated.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -53,7 +55,14 @@ def listing() -> list[dict[str, Any]]:
     for slug in sorted(notebooks.keys() | set(slugs())):
         # an experiment without a notebook still has a place where its notebook would lie
         notebook = notebooks.get(slug) or Notebook(notebooks_root() / "none" / f"{slug}.ipynb")
-        row: dict[str, Any] = {"slug": slug, "group": notebook.group, "title": slug, "claim": "", "kind": "", "anchor": ""}
+        row: dict[str, Any] = {
+            "slug": slug,
+            "group": notebook.group,
+            "title": slug,
+            "claim": "",
+            "kind": "",
+            "anchor": "",
+        }
         row |= {"sources": [], "params": [], "error": None}
         row["notebook"] = f"{notebook.group}/{slug}.ipynb" if slug in notebooks else None
         try:
@@ -98,19 +107,37 @@ def show_command(
         import polars as pl
 
         print(f"{experiment.title}\n{result.badge}\n")
-        with pl.Config(tbl_rows=60, tbl_cols=-1, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True, tbl_width_chars=160):
+        with pl.Config(
+            tbl_rows=60,
+            tbl_cols=-1,
+            tbl_hide_dataframe_shape=True,
+            tbl_hide_column_data_types=True,
+            tbl_width_chars=160,
+        ):
             print(result.table)
         for check in result.checks:
-            print(f"{standing(check.as_dict()):>7}  {check.claim}  [{check.value}]{'  ' + check.known if check.known else ''}")
+            print(
+                f"{standing(check.as_dict()):>7}  {check.claim}  [{check.value}]{'  ' + check.known if check.known else ''}"
+            )
     raise typer.Exit(int(any(c.fails for c in result.checks)))
 
 
 def run_command(
-    slugs: Annotated[list[str] | None, typer.Argument(help="Slugs, groups or .ipynb files; all notebooks if none is named.")] = None,
+    slugs: Annotated[
+        list[str] | None, typer.Argument(help="Slugs, groups or .ipynb files; all notebooks if none is named.")
+    ] = None,
     param: Param = None,
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="YAML file of parameters; a slug as key holds that notebook's own.")] = None,
-    source: Annotated[str | None, typer.Option(help="auto, model, recorded, live or report; else what each notebook says.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Notebooks at a time; default: cores, at most 4. Measuring ones run alone.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("-f", "--file", help="YAML file of parameters; a slug as key holds that notebook's own."),
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option(help="auto, model, recorded, live or report; else what each notebook says.")
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Notebooks at a time; default: cores, at most 4. Measuring ones run alone."),
+    ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Limit for each notebook, in seconds.")] = 900.0,
     out: Annotated[Path, typer.Option(help="Folder for the report page and the executed notebooks.")] = Path("out"),
     force: Annotated[bool, typer.Option("--force", help="Run even what is unchanged since it passed.")] = False,

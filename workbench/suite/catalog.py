@@ -72,7 +72,9 @@ class Notebook:
         try:
             return load(self.slug)
         except Exception as error:
-            raise NotebookError(f"{self.slug}: its experiment does not load: {type(error).__name__}: {error}") from error
+            raise NotebookError(
+                f"{self.slug}: its experiment does not load: {type(error).__name__}: {error}"
+            ) from error
 
     @property
     def quick(self) -> dict[str, Any]:
@@ -134,7 +136,9 @@ def select(names: Sequence[str], root: Path | None = None) -> list[Notebook]:
         if not found:
             known = sorted({n.slug for n in everything} | {n.group for n in everything})
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-            raise SelectionError(f"no notebook {name!r}" + (f"; close: {', '.join(near)}" if near else "; see: workbench list"))
+            raise SelectionError(
+                f"no notebook {name!r}" + (f"; close: {', '.join(near)}" if near else "; see: workbench list")
+            )
         chosen.update((n.path, n) for n in found)
     by_slug: dict[str, Path] = {}
     for notebook in chosen.values():
@@ -211,7 +215,11 @@ def declared_parameters(content: dict[str, Any], name: str) -> dict[str, Declare
         annotation = ""
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             target, value, annotation = statement.target.id, statement.value, ast.unparse(statement.annotation)
-        elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name):
+        elif (
+            isinstance(statement, ast.Assign)
+            and len(statement.targets) == 1
+            and isinstance(statement.targets[0], ast.Name)
+        ):
             target, value = statement.targets[0].id, statement.value
         else:
             raise NotebookError(f"{name}: its parameters cell holds more than assignments: {ast.unparse(statement)!r}")

@@ -172,7 +172,11 @@ def execute(job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any] | 
         return {"kind": "timeout", "message": message, "cell": current}
     except DeadKernelError:
         status = kernel_process.poll() if kernel_process else None
-        return {"kind": "kernel_died", "message": f"the kernel died in cell {current}{died_how(status)}", "cell": current}
+        return {
+            "kind": "kernel_died",
+            "message": f"the kernel died in cell {current}{died_how(status)}",
+            "cell": current,
+        }
     except Exception as error:
         import traceback
 

@@ -23,7 +23,9 @@ def index_text() -> str:
         for notebook in (n for n in notebooks if n.group == group):
             e = notebook.experiment
             link = f"[{_cell(title_of(notebook))}](notebooks/{group}/{notebook.slug}.ipynb)"
-            rows.append(f"| {link} | {_cell(e.claim if e else '')} | {e.kind if e else ''} | {_cell(e.anchor if e else '')} |")
+            rows.append(
+                f"| {link} | {_cell(e.claim if e else '')} | {e.kind if e else ''} | {_cell(e.anchor if e else '')} |"
+            )
         if rows:
             head = ["| notebook | what it shows | kind | report |", "|---|---|---|---|"]
             blocks.append("\n".join([f"### {HEADINGS.get(group, group)}", "", *head, *rows]))

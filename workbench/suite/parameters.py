@@ -55,7 +55,9 @@ def read_parameter_file(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ParameterError(f"parameter file {path}: {error}") from None
     if not isinstance(content, dict) or not all(isinstance(k, str) for k in content):
-        raise ParameterError(f"parameter file {path}: expected a mapping of names to values, got {type(content).__name__}")
+        raise ParameterError(
+            f"parameter file {path}: expected a mapping of names to values, got {type(content).__name__}"
+        )
     return content
 
 
@@ -67,7 +69,11 @@ def describe(cls: type[Params], names: Iterable[str] | None = None) -> list[dict
         if names is not None and f.name not in names:
             continue
         row = {"name": f.name, "type": _type_name(hints[f.name]), "default": _plain(f.default)}
-        row |= {k: _plain(f.metadata.get(k)) for k in ("min", "max", "choices", "unit", "doc") if f.metadata.get(k) not in (None, "")}
+        row |= {
+            k: _plain(f.metadata.get(k))
+            for k in ("min", "max", "choices", "unit", "doc")
+            if f.metadata.get(k) not in (None, "")
+        }
         rows.append(row)
     return rows
 
@@ -158,7 +164,10 @@ def _parse_list(text: str, item: Any) -> list[Any]:
 
 
 def assign(
-    notebooks: Sequence[Notebook], shared: Mapping[str, Any], per_slug: Mapping[str, Mapping[str, Any]], source: str | None
+    notebooks: Sequence[Notebook],
+    shared: Mapping[str, Any],
+    per_slug: Mapping[str, Mapping[str, Any]],
+    source: str | None,
 ) -> dict[str, dict[str, Any]]:
     """Return, for each notebook's slug, the checked parameters to inject.
 
@@ -246,7 +255,9 @@ def _own_value(declared: Declared, value: Any) -> Any:
         item = type(declared.default[0]) if declared.default else str
         hint = list[item]  # type: ignore[valid-type]
     elif hint not in known.values():
-        raise ParameterError(f"parameter {declared.name!r}: cannot be set, its type is not declared in the parameters cell")
+        raise ParameterError(
+            f"parameter {declared.name!r}: cannot be set, its type is not declared in the parameters cell"
+        )
     try:
         typed = parse_text(value, hint) if isinstance(value, str) else value
     except ValueError as error:

@@ -130,7 +130,9 @@ class NotebookRun:
         """
         prepare_folder(self.out)
         if self._final(".ipynb").resolve() == self.notebook.path.resolve():
-            raise OutputError(f"{self.notebook.slug}: the output folder is the notebook's own folder; choose another --out")
+            raise OutputError(
+                f"{self.notebook.slug}: the output folder is the notebook's own folder; choose another --out"
+            )
         self._began = time.monotonic()
         self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._emit({"event": "start", "slug": self.notebook.slug})
@@ -138,7 +140,9 @@ class NotebookRun:
             _ = self.notebook.content
         except NotebookError as error:
             self._peak, self._cells, self._attempt = None, None, 1
-            found = verdict.judge(Path(os.devnull), 0, {"kind": "invalid_notebook", "message": str(error)}, limit_s=self.timeout_s)
+            found = verdict.judge(
+                Path(os.devnull), 0, {"kind": "invalid_notebook", "message": str(error)}, limit_s=self.timeout_s
+            )
             self._finish(found, None)
             return
         self._launch()
@@ -173,7 +177,9 @@ class NotebookRun:
             return
         self._kill()
         self._clean()
-        self.outcome = self._outcome({"status": verdict.INTERRUPTED, "error": {"kind": "interrupted", "message": "interrupted"}})
+        self.outcome = self._outcome(
+            {"status": verdict.INTERRUPTED, "error": {"kind": "interrupted", "message": "interrupted"}}
+        )
 
     def _launch(self) -> None:
         self._attempt += 1
@@ -242,7 +248,11 @@ class NotebookRun:
             return
         log = _tail(self._tmp[".log"])
         if status not in (0, 1, None) and self._error is None:
-            self._error = {"kind": "runner", "message": f"the executing process ended with status {status}", "traceback": log}
+            self._error = {
+                "kind": "runner",
+                "message": f"the executing process ended with status {status}",
+                "traceback": log,
+            }
         found = verdict.judge(self._tmp[".ipynb"], status, self._error, limit_s=self.timeout_s)
         self._finish(found, log)
 

@@ -31,7 +31,12 @@ class Progress:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
             from rich.progress import Progress as Bars
 
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+            )
             self._bars = Bars(*columns, console=Console(file=self._stream), transient=True)
             self._bars.start()
             self._overall = self._bars.add_task("notebooks", total=self._total)
@@ -58,7 +63,9 @@ class Progress:
         elif kind == "end":
             if slug in self._tasks:
                 self._bars.remove_task(self._tasks.pop(slug))
-            self._bars.console.print(self._end_text(event), style=WORDS[event["status"]][1], markup=False, highlight=False)
+            self._bars.console.print(
+                self._end_text(event), style=WORDS[event["status"]][1], markup=False, highlight=False
+            )
             self._bars.advance(self._overall)
 
     def _line(self, slug: str, kind: str, event: dict[str, Any]) -> None:

@@ -114,7 +114,11 @@ def _execute(
                         break
                     waiting.pop(0)
                     reason = skipped.get(notebook.slug)
-                    mark, done = _previous(notebook, mine, folder, force) if reason is None else (None, _skip(notebook, mine, reason))
+                    mark, done = (
+                        _previous(notebook, mine, folder, force)
+                        if reason is None
+                        else (None, _skip(notebook, mine, reason))
+                    )
                     if done is not None:
                         outcomes[notebook.slug] = done
                         progress.event({"event": "end", **done})
@@ -165,7 +169,12 @@ def _previous(
             return mark, None
         outcome = json.loads((folder / f"{notebook.slug}.json").read_text(encoding="utf-8"))
         whole = all((folder / (notebook.slug + ending)).is_file() for ending in (".ipynb", ".html"))
-        if whole and outcome["fingerprint"] == mark and outcome["status"] == verdict.PASSED and not outcome["html_error"]:
+        if (
+            whole
+            and outcome["fingerprint"] == mark
+            and outcome["status"] == verdict.PASSED
+            and not outcome["html_error"]
+        ):
             return mark, {**outcome, "reused": True}
     except FileNotFoundError:
         return (mark, None) if notebook.path.is_file() else (None, None)

@@ -79,7 +79,9 @@ def _draw_in_process(wanted: list[dict[str, Any]], timeout_s: float) -> dict[str
         answer, _ = process.communicate(json.dumps(wanted).encode(), timeout=timeout_s)
         reasons = dict(json.loads(line) for line in answer.splitlines())
     except subprocess.TimeoutExpired:
-        reasons = {w["slug"]: f"drawing took more than {timeout_s:g} s" for w in wanted if not Path(w["path"]).is_file()}
+        reasons = {
+            w["slug"]: f"drawing took more than {timeout_s:g} s" for w in wanted if not Path(w["path"]).is_file()
+        }
     except ValueError:
         reasons = {}
     finally:

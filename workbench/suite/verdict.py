@@ -33,7 +33,14 @@ def judge(executed: Path, exit_status: int | None, error: dict[str, Any] | None,
         error: what the executing process reported, if anything.
         limit_s: the time limit, for messages.
     """
-    verdict: dict[str, Any] = {"status": FAILED, "source": None, "recording": None, "badge": None, "checks": [], "error": None}
+    verdict: dict[str, Any] = {
+        "status": FAILED,
+        "source": None,
+        "recording": None,
+        "badge": None,
+        "checks": [],
+        "error": None,
+    }
     try:
         content = json.loads(executed.read_bytes())
         cells = content["cells"]
@@ -84,13 +91,16 @@ def _silent_failure(cells: list[dict[str, Any]], results: list[dict[str, Any]]) 
             return _error("no_result", f"the reported result is malformed: {str(result)[:200]}")
     sources = {r["source"] for r in results}
     if len(sources) > 1:
-        return _error("mixed_sources", f"results of one notebook come from several sources: {', '.join(sorted(sources))}")
+        return _error(
+            "mixed_sources", f"results of one notebook come from several sources: {', '.join(sorted(sources))}"
+        )
     return None
 
 
 def _are_checks(checks: Any) -> bool:
     return isinstance(checks, list) and all(
-        isinstance(c, dict) and isinstance(c.get("claim"), str) and c.get("holds", "") in (True, False, None) for c in checks
+        isinstance(c, dict) and isinstance(c.get("claim"), str) and c.get("holds", "") in (True, False, None)
+        for c in checks
     )
 
 

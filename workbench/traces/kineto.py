@@ -1,0 +1,593 @@
+"""Read Kineto (PyTorch profiler) Chrome traces: .json and .json.gz of any size, exact nanoseconds, damage repaired.
+
+The file is decoded in blocks cut where an event ends, so memory holds the typed columns and one block. Timestamps are
+epoch or relative microseconds with up to three decimals; those do not fit a double, so their digits are parsed.
+"""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+
+from workbench.traces.trace import (
+    COPY,
+    CPU_OP,
+    D2D,
+    D2H,
+    H2D,
+    KERNEL,
+    NONE,
+    OTHER_COPY,
+    PAGEABLE,
+    PINNED,
+    PYTHON,
+    RANGE,
+    SET,
+    UNKNOWN_MEMORY,
+    Calls,
+    DeviceOps,
+    Spans,
+    SyncRecords,
+    Trace,
+    TraceError,
+    freeze_names,
+    resolve_links,
+    table_from_chunks,
+)
+
+BLOCK_BYTES = 8 << 20
+MAX_EVENT_BYTES = 64 << 20
+_INT64 = 1 << 63
+
+_CLASS = {
+    "kernel": "kernel",
+    "gpu_memcpy": "copy", "memcpy": "copy",
+    "gpu_memset": "set", "memset": "set",
+    "cuda_runtime": "call", "cuda_driver": "call", "runtime": "call", "driver": "call", "hip_runtime": "call",
+    "cpu_op": "op", "operator": "op",
+    "python_function": "python",
+    "user_annotation": "range",
+    "cuda_sync": "sync",
+}  # fmt: skip
+
+
+class _Args(msgspec.Struct, gc=False):
+    correlation: int | str | float | None = None
+    device: int | str | float | None = None
+    stream: int | str | float | None = None
+    size: int | str | float | None = msgspec.field(default=None, name="bytes")
+    name: Any = None
+    kind: Any = None
+    wait_stream: int | str | float | None = msgspec.field(default=None, name="wait_on_stream")
+    wait_correlation: int | str | float | None = msgspec.field(
+        default=None, name="wait_on_cuda_event_record_corr_id"
+    )
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str | None = None
+    cat: str | None = None
+    name: str | int | float | None = None
+    pid: int | str | float | None = None
+    tid: int | str | float | None = None
+    ts: msgspec.Raw | None = None
+    dur: msgspec.Raw | None = None
+    args: _Args | None = None
+
+
+_decode_events = msgspec.json.Decoder(list[_Event]).decode
+_decode_event = msgspec.json.Decoder(_Event).decode
+
+
+def read_kineto(path: str | Path) -> Trace:
+    """Read one Kineto trace (.json or .json.gz) into a `Trace`.
+
+    Raises:
+        TraceError: the file is absent, empty, or holds no trace events at all.
+    """
+    path = Path(path)
+    builder = _Builder(path.name)
+    was_enabled = gc.isenabled()
+    gc.disable()  # millions of live event structs make every collection a full scan
+    try:
+        with _open(path) as stream:
+            _read_stream(stream, builder)
+    finally:
+        if was_enabled:
+            gc.enable()
+    return builder.finish()
+
+
+def parse_us(raws: list[Any]) -> np.ndarray:
+    """Nanoseconds (int64) of JSON numbers in microseconds, from their digits; unusable ones become int64 minimum."""
+    n = len(raws)
+    bad = np.iinfo(np.int64).min
+    if not n:
+        return np.empty(0, np.int64)
+    text = np.frombuffer(b",".join(raws) + b",", np.uint8)
+    ends = np.flatnonzero(text == 44)
+    if len(ends) != n:
+        return np.array([_slow_us(bytes(r)) for r in raws], np.int64)
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    value = text - np.uint8(48)
+    is_digit = value < 10
+    digits = np.cumsum(is_digit, dtype=np.int32)
+    digits_to_end = digits[ends]
+    number = np.diff(digits_to_end, prepend=np.int32(0))
+    row = np.repeat(np.arange(n, dtype=np.int32), ends - starts + 1)
+    place = digits_to_end[row] - digits
+    minus = text == 45
+    dot = text == 46
+    dots = np.flatnonzero(dot)
+    decimals = np.zeros(n, np.int32)
+    decimals[row[dots]] = digits_to_end[row[dots]] - digits[dots]
+    odd = np.zeros(n, bool)
+    odd[row[~(is_digit | minus | dot | (text == 44))]] = True
+    odd |= (number == 0) | (number > 18) | (decimals > 3) | (number - decimals > 15)
+    minus_at = np.flatnonzero(minus)
+    negative = np.zeros(n, bool)
+    negative[row[minus_at]] = True
+    odd[row[minus_at[minus_at != starts[row[minus_at]]]]] = True
+    powers = 10 ** np.arange(19, dtype=np.int64)
+    parts = np.where(is_digit, value, 0) * powers[np.minimum(place, 18)]
+    total = np.add.reduceat(parts, starts) * powers[3 - np.minimum(decimals, 3)]
+    total[negative] *= -1
+    for i in np.flatnonzero(odd):
+        total[i] = _slow_us(bytes(raws[i]))
+    total[np.flatnonzero(odd & (total == bad))] = bad
+    return total
+
+
+def _slow_us(raw: bytes) -> int:
+    text = raw.strip().strip(b'"').decode("ascii", "replace")
+    bad = -_INT64
+    if len(text) > 64:
+        return bad
+    try:
+        number = Decimal(text)
+        if not number.is_finite() or number.adjusted() > 15:
+            return bad
+        return int((number * 1000).to_integral_value())
+    except (InvalidOperation, ValueError):
+        return bad
+
+
+def _open(path: Path) -> BinaryIO:
+    if not path.is_file():
+        raise TraceError(f"{path}: no such trace file")
+    with path.open("rb") as f:
+        magic = f.read(2)
+    if magic == b"":
+        raise TraceError(f"{path}: empty file, expected Chrome trace JSON")
+    return gzip.open(path, "rb") if magic == b"\x1f\x8b" else path.open("rb")  # type: ignore[return-value]
+
+
+def _read_block(stream: BinaryIO, size: int, builder: _Builder) -> bytes:
+    try:
+        return stream.read(size)
+    except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
+        builder.count("truncated_file")
+        builder.warn(f"the compressed stream is damaged ({error}); events after that point are lost")
+        return b""
+
+
+_EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_EVENT_KEYS = rb'(?:ph|name|cat|pid|tid|ts|dur|id|args|s|bp)"'
+_NEXT_EVENT = re.compile(rb",\s*(?=\{\s*\"" + _EVENT_KEYS + rb"\s*:)")
+_EVENT_START = re.compile(rb"(?:^|[\[,\n])\s*(?=\{\s*\"" + _EVENT_KEYS + rb"\s*:)")
+
+
+def _read_stream(stream: BinaryIO, builder: _Builder) -> None:
+    rest = _find_events(stream, builder)
+    if rest is None:
+        return
+    while True:
+        more = _read_block(stream, BLOCK_BYTES, builder)
+        if not more:
+            break
+        rest += more
+        cut = _last_event_end(rest)
+        if cut is None:
+            if len(rest) > MAX_EVENT_BYTES:
+                builder.count("damaged_bytes", len(rest))
+                builder.warn(f"no event boundary within {MAX_EVENT_BYTES} bytes; they were skipped")
+                rest = b""
+            continue
+        _decode_block(rest[: cut[0]], builder)
+        rest = rest[cut[1] :]
+    _decode_last(rest, builder)
+
+
+def _find_events(stream: BinaryIO, builder: _Builder) -> bytes | None:
+    """Read up to the first event; returns the bytes after the opening bracket, None where there is no event array."""
+    head = b""
+    while True:
+        more = _read_block(stream, BLOCK_BYTES, builder)
+        head += more
+        stripped = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+        if stripped[:1] == b"[":
+            return stripped[1:]
+        found = _EVENTS_KEY.search(head)
+        if found:
+            builder.read_metadata(head[: found.start()] + b'"traceEvents":[]}')
+            return head[found.end() :]
+        if not more:
+            break
+        if len(head) > 8 * BLOCK_BYTES:
+            raise TraceError(f"{builder.source}: no traceEvents in the first {len(head)} bytes, expected a Kineto trace")
+    if not builder.read_metadata(head):
+        raise TraceError(f"{builder.source}: neither trace JSON with traceEvents nor a list of events")
+    builder.warn("the file has metadata but no traceEvents")
+    return None
+
+
+def _last_event_end(block: bytes) -> tuple[int, int] | None:
+    """(end of the last complete event, start of the next) in a block; None where the block has no boundary."""
+    for reach in (1 << 16, len(block)):
+        last = None
+        base = max(0, len(block) - reach)
+        for last in _NEXT_EVENT.finditer(block, base):
+            pass
+        if last is not None:
+            return last.start(), last.end()
+        if base == 0:
+            break
+    return None
+
+
+def _decode_block(block: bytes, builder: _Builder) -> None:
+    try:
+        events = _decode_events(b"[" + block + b"]")
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
+        events = _repair_block(block, builder)
+    builder.add(events)
+
+
+def _decode_last(block: bytes, builder: _Builder) -> None:
+    """Decode the tail of the file: events, the closing bracket, and metadata that follows it."""
+    tails = list(re.finditer(rb"\]\s*[,}]|\]\s*$", block[-(1 << 22) :]))
+    base = max(0, len(block) - (1 << 22))
+    for tail in reversed(tails[-64:]):
+        at = base + tail.start()
+        after = block[at + 1 :].strip()
+        body = block[:at].rstrip().rstrip(b",")
+        if body.strip() and not body.endswith(b"}"):
+            continue
+        metadata = b"{" + after.lstrip(b",") if after else b"{}"
+        try:
+            events = _decode_events(b"[" + body + b"]")
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
+            continue
+        builder.read_metadata(metadata)
+        builder.add(events)
+        return
+    builder.add(_repair_block(block, builder, last=True))
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_BAD_NUMBER = re.compile(r":\s*[-+]?(?:nan|inf|infinity)\b", re.IGNORECASE)
+
+
+def _repair_block(block: bytes, builder: _Builder, last: bool = False) -> list[_Event]:
+    """Salvage whole events from a damaged block: mend the text, then decode event by event, counting what fails."""
+    events: list[_Event] = []
+    damaged = repaired = 0
+    starts = [m.end() for m in _EVENT_START.finditer(block)]
+    leading = block[: starts[0]].strip(b" \t\r\n,[") if starts else block.strip(b" \t\r\n,[")
+    at_end = False
+    for begin, end in zip(starts, starts[1:] + [len(block)]):
+        piece = block[begin:end]
+        final = last and end == len(block)
+        event, mended = _salvage(piece)
+        if event is None:
+            damaged += not final
+            at_end = final
+        else:
+            repaired += mended
+            events.append(event)
+            if final:
+                at_end = not _closes(piece)
+    if leading and not last:
+        damaged += 1
+    if last and not starts and leading[:1] not in (b"", b"]", b"}"):
+        at_end = True
+    if damaged:
+        builder.count("damaged_events", damaged)
+    if repaired:
+        builder.count("repaired_events", repaired)
+    if at_end:
+        builder.count("truncated_file")
+        builder.warn("the file ends inside the event list: the last event and everything after it are lost")
+    return events
+
+
+def _closes(piece: bytes) -> bool:
+    return b"]" in piece[piece.rfind(b"}", 0, max(0, piece.rfind(b"]"))) + 1 :]
+
+
+def _salvage(piece: bytes) -> tuple[_Event | None, bool]:
+    text = piece.rstrip(b" \t\r\n,")
+    try:
+        return _decode_event(text), False
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
+        pass
+    mended = piece.decode("utf-8", "replace")
+    mended = _BAD_NUMBER.sub(": null", _BAD_ESCAPE.sub(r"\\\\", _CONTROL.sub("\ufffd", mended)))
+    try:
+        raw, stop = json.JSONDecoder(strict=False, parse_float=_Text, parse_int=_Text).raw_decode(mended)
+        clean = mended[:stop].rstrip() == mended.rstrip(" \t\r\n,") == piece.decode("utf-8", "replace").rstrip(" \t\r\n,")
+        return _decode_event(_dump(raw)), not clean and not _only_tail(mended[stop:])
+    except (ValueError, msgspec.DecodeError, RecursionError):
+        return None, False
+
+
+def _only_tail(text: str) -> bool:
+    return text.strip(" \t\r\n,")[:1] in ("", "]")
+
+
+class _Text(str):
+    """Digits of a JSON number, kept as written."""
+
+
+def _dump(value: Any) -> bytes:
+    """JSON bytes of a decoded event, numbers with the digits they had."""
+    if isinstance(value, _Text):
+        return value.encode()
+    if isinstance(value, dict):
+        return b"{" + b",".join(json.dumps(k).encode() + b":" + _dump(v) for k, v in value.items()) + b"}"
+    if isinstance(value, list):
+        return b"[" + b",".join(map(_dump, value)) + b"]"
+    return json.dumps(value).encode("utf-8", "replace")
+
+
+class _Builder:
+    """Collects typed columns block by block."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.metadata: dict[str, Any] = {}
+        self.dropped: dict[str, int] = {}
+        self.warnings: list[str] = []
+        self.names: dict[str, int] = {}
+        self.processes: dict[Any, int] = {}
+        self.threads: dict[tuple[Any, Any], int] = {}
+        self.thread_names: dict[tuple[Any, Any], str] = {}
+        self.chunks: dict[str, list[dict[str, np.ndarray]]] = {"ops": [], "calls": [], "spans": [], "syncs": []}
+        self.unknown_phases: set[str] = set()
+        self.events = 0
+
+    def count(self, reason: str, n: int = 1) -> None:
+        if n:
+            self.dropped[reason] = self.dropped.get(reason, 0) + int(n)
+
+    def warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def read_metadata(self, raw: bytes) -> bool:
+        """Merge top-level fields; False where the bytes are no JSON object."""
+        text = raw.decode("utf-8", "replace")
+        text = _BAD_NUMBER.sub(": null", _BAD_ESCAPE.sub(r"\\\\", text))
+        for candidate in (text, re.sub(r",\s*}\s*$", "}", text)):
+            try:
+                value = json.loads(candidate, strict=False)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(value, dict):
+                value.pop("traceEvents", None)
+                self.metadata.update(value)
+                return True
+        return False
+
+    def add(self, events: list[_Event]) -> None:
+        self.events += len(events)
+        buckets: dict[str, list[_Event]] = {k: [] for k in set(_CLASS.values())}
+        classes = _CLASS
+        for event in events:
+            if event.ph == "X":
+                cat = event.cat
+                kind = classes.get(cat) if cat is not None else None
+                if kind is None and cat is not None:
+                    kind = classes.get(cat.lower())
+                if kind is not None:
+                    buckets[kind].append(event)
+            elif event.ph == "M":
+                self._meta_event(event)
+            elif event.ph in ("B", "E"):
+                self.unknown_phases.add(event.ph)
+        self._add_ops(buckets["kernel"], KERNEL)
+        self._add_ops(buckets["copy"], COPY)
+        self._add_ops(buckets["set"], SET)
+        self._add_calls(buckets["call"])
+        self._add_spans(buckets["op"], CPU_OP)
+        self._add_spans(buckets["python"], PYTHON)
+        self._add_spans(buckets["range"], RANGE)
+        self._add_syncs(buckets["sync"])
+
+    def _meta_event(self, event: _Event) -> None:
+        if event.name == "thread_name" and event.args is not None and isinstance(event.args.name, str):
+            self.thread_names[event.pid, event.tid] = event.args.name
+
+    def _times(self, events: list[_Event]) -> tuple[list[_Event], np.ndarray, np.ndarray]:
+        zero = b"0"
+        start = parse_us([e.ts if e.ts is not None and len(bytes(e.ts)) else b"x" for e in events])
+        duration = parse_us([e.dur if e.dur is not None and len(bytes(e.dur)) else zero for e in events])
+        bad = np.iinfo(np.int64).min
+        unusable = (start == bad) | (duration == bad)
+        negative = (duration < 0) & ~unusable
+        if unusable.any() or negative.any():
+            self.count("unusable_time", int(unusable.sum()))
+            self.count("negative_duration", int(negative.sum()))
+            keep = ~(unusable | negative)
+            events = [e for e, k in zip(events, keep) if k]
+            start, duration = start[keep], duration[keep]
+        return events, start, start + duration
+
+    def _name_ids(self, events: list[_Event]) -> np.ndarray:
+        ids = self.names
+        intern = ids.setdefault
+        return np.fromiter(
+            (intern(e.name if type(e.name) is str else str(e.name), len(ids)) for e in events), np.int32, len(events)
+        )
+
+    def _thread_ids(self, events: list[_Event]) -> np.ndarray:
+        ids = self.threads
+        return np.fromiter((ids.setdefault((e.pid, e.tid), len(ids)) for e in events), np.int32, len(events))
+
+    def _process_ids(self, events: list[_Event]) -> np.ndarray:
+        ids = self.processes
+        return np.fromiter((ids.setdefault(e.pid, len(ids)) for e in events), np.int32, len(events))
+
+    def _add_ops(self, events: list[_Event], kind: int) -> None:
+        if not events:
+            return
+        events, start, end = self._times(events)
+        empty = _Args()
+        args = [e.args or empty for e in events]
+        n = len(events)
+        device = _integers([a.device if a.device is not None else e.pid for a, e in zip(args, events)], self)
+        stream = _integers([a.stream if a.stream is not None else e.tid for a, e in zip(args, events)], self)
+        columns = {
+            "start_ns": start, "end_ns": end, "name": self._name_ids(events),
+            "kind": np.full(n, kind, np.uint8),
+            "copy_kind": np.zeros(n, np.uint8), "host_memory": np.full(n, UNKNOWN_MEMORY, np.int8),
+            "size_bytes": _integers([a.size for a in args], self), "process": np.full(n, NONE, np.int32),
+            "device": device.clip(-(1 << 31), (1 << 31) - 1).astype(np.int32), "stream": stream,
+            "correlation": _integers([a.correlation for a in args], self),
+            "launch": np.full(n, NONE, np.int64),
+        }  # fmt: skip
+        if kind == COPY:
+            names = [e.name if isinstance(e.name, str) else "" for e in events]
+            columns["copy_kind"] = np.array(
+                [_copy_kind(f"{name} {a.kind or ''}") for name, a in zip(names, args)], np.uint8
+            )
+            columns["host_memory"] = np.array([_host_memory(name) for name in names], np.int8)
+        zero = (start == 0) & (end == 0)
+        if zero.any():  # CUPTI writes these for operations whose record never completed
+            self.count("zero_time_ops", int(zero.sum()))
+            columns = {k: v[~zero] for k, v in columns.items()}
+        self.chunks["ops"].append(columns)
+
+    def _add_calls(self, events: list[_Event]) -> None:
+        if not events:
+            return
+        events, start, end = self._times(events)
+        self.chunks["calls"].append({
+            "start_ns": start, "end_ns": end, "name": self._name_ids(events), "kind": np.zeros(len(events), np.uint8),
+            "process": self._process_ids(events), "thread": self._thread_ids(events),
+            "correlation": _integers([e.args.correlation if e.args else None for e in events], self),
+        })  # fmt: skip
+
+    def _add_spans(self, events: list[_Event], kind: int) -> None:
+        if not events:
+            return
+        events, start, end = self._times(events)
+        self.chunks["spans"].append({
+            "start_ns": start, "end_ns": end, "name": self._name_ids(events),
+            "kind": np.full(len(events), kind, np.uint8), "thread": self._thread_ids(events),
+        })  # fmt: skip
+
+    def _add_syncs(self, events: list[_Event]) -> None:
+        if not events:
+            return
+        events, start, end = self._times(events)
+        empty = _Args()
+        args = [e.args or empty for e in events]
+        self.chunks["syncs"].append({
+            "start_ns": start, "end_ns": end, "name": self._name_ids(events),
+            "process": np.full(len(events), NONE, np.int32),
+            "device": _integers([a.device if a.device is not None else e.pid for a, e in zip(args, events)], self)
+            .clip(-(1 << 31), (1 << 31) - 1).astype(np.int32),
+            "stream": _integers([a.stream for a in args], self),
+            "correlation": _integers([a.correlation for a in args], self),
+            "wait_stream": _integers([a.wait_stream for a in args], self),
+            "wait_correlation": _integers([a.wait_correlation for a in args], self),
+        })  # fmt: skip
+
+    def finish(self) -> Trace:
+        calls = table_from_chunks(Calls, self.chunks["calls"])
+        spans = table_from_chunks(Spans, self.chunks["spans"])
+        syncs = table_from_chunks(SyncRecords, self.chunks["syncs"])
+        ops = table_from_chunks(DeviceOps, self.chunks["ops"])
+        names = list(self.names)
+        calls = freeze_names(names, calls)
+        ops = DeviceOps(**resolve_links({k: getattr(ops, k) for k in ops.__dataclass_fields__}, calls))
+        threads: list[tuple[int, int | str, str]] = []
+        for pid, tid in self.threads:
+            process = self.processes.setdefault(pid, len(self.processes))
+            threads.append((process, _label(tid), self.thread_names.get((pid, tid), "")))
+        if self.unknown_phases:
+            self.warn("begin/end event pairs (ph B, E) are not read; Kineto writes complete events (ph X)")
+        if not len(ops):
+            self.warn("no device operations in this trace")
+        return Trace(
+            source=self.source, ops=ops, calls=calls, spans=spans, syncs=syncs, names=names,
+            processes=[_label(p) for p in self.processes], threads=threads, metadata=self.metadata,
+            dropped=self.dropped, warnings=self.warnings,
+        )  # fmt: skip
+
+
+def _label(value: Any) -> int | str:
+    if isinstance(value, (int, str)):
+        return value
+    return str(value)
+
+
+def _integers(values: list[Any], builder: _Builder) -> np.ndarray:
+    """int64 column from JSON scalars; absent is -1, text is parsed, what does not fit int64 is -1 and counted."""
+    try:
+        return np.fromiter(values, np.int64, len(values))
+    except (TypeError, ValueError, OverflowError):
+        pass
+    out = np.full(len(values), NONE, np.int64)
+    odd = 0
+    for i, value in enumerate(values):
+        if type(value) is int and -_INT64 <= value < _INT64:
+            out[i] = value
+        elif isinstance(value, str):
+            try:
+                out[i] = int(value, 0)
+            except (ValueError, OverflowError):
+                odd += 1
+        elif isinstance(value, float) and value == int(value if abs(value) < 2**53 else 0):
+            out[i] = int(value)
+        elif value is not None:
+            odd += 1
+    if odd:
+        builder.count("out_of_range_ids", odd)
+    return out
+
+
+def _copy_kind(text: str) -> int:
+    text = text.replace(" ", "")
+    if "DtoH" in text or "DeviceToHost" in text:
+        return D2H
+    if "HtoD" in text or "HostToDevice" in text:
+        return H2D
+    if "DtoD" in text or "DeviceToDevice" in text:
+        return D2D
+    return OTHER_COPY
+
+
+def _host_memory(name: str) -> int:
+    if "Pageable" in name:
+        return PAGEABLE
+    return PINNED if "Pinned" in name else UNKNOWN_MEMORY
+
+
+def iterate_folder(folder: str | Path) -> Iterator[Path]:
+    """Trace files of a folder (one per rank), in name order."""
+    for path in sorted(Path(folder).iterdir()):
+        if path.is_file() and path.name.endswith((".json", ".json.gz", ".sqlite")):
+            yield path
