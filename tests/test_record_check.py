@@ -62,6 +62,18 @@ def test_text_attachments_are_scrubbed(made):
     assert "someone" not in text and "10.1.2.3" not in text and text.startswith("started in <path>")
 
 
+def test_json_attachments_stay_json(monkeypatch, tmp_path):
+    monkeypatch.setattr(record, "_environment", lambda: {"gpu": None, "gpus": [], "at_start": {}})
+    recorder = Recorder("x", {})
+    recorder.row(a=1)
+    events = {"file": "/home/someone/y\n@c.d", "url": 'http://h/"', "dur": [1.5, None]}
+    recorder.attach("trace.json", json.dumps(events))
+    kept = json.loads((recorder.write(tmp_path) / "trace.json").read_text())
+    assert set(kept) == set(events) and kept["dur"] == [1.5, None] and "someone" not in json.dumps(kept)
+    with pytest.raises(ValueError):
+        recorder.attach("bad.json", "{")
+
+
 def test_rows_come_back_typed(made, monkeypatch):
     monkeypatch.setenv("WORKBENCH_DATA", str(made.parent.parent.parent))
     rows = load_recording("tab48_submission_tax", made.name).rows()

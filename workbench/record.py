@@ -195,16 +195,19 @@ class Recorder:
         self._files[key] = json.dumps(kept).encode()
 
     def attach(self, name: str, content: bytes | str | Path) -> None:
-        """Keep a raw output file (a trace, a log).
+        """Keep a raw output file (a trace, a log). Text is scrubbed, in ``.json`` inside its strings; bytes are not.
 
         Raises:
-            ValueError: the name is not a plain file name.
+            ValueError: the name is not a plain file name, or text of a ``.json`` file is not JSON.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name in ("record.json", "table.csv"):
             raise ValueError(f"attachment name {name!r}: expected letters, digits, '.', '_', '-'")
-        if isinstance(content, Path):
-            content = content.read_bytes()
-        self._files[name] = _scrub(content).encode() if isinstance(content, str) else content
+        if isinstance(content, str):
+            # Parsed first: cutting in raw JSON text could take an escape sequence in half.
+            text = json.dumps(_scrub(json.loads(content))) if name.endswith(".json") else _scrub(content)
+            self._files[name] = text.encode()
+        else:
+            self._files[name] = content.read_bytes() if isinstance(content, Path) else content
 
     def set(self, group: str, **values: Any) -> None:
         """Set fields of one of Appendix B.9's groups (workload, topology, precision, protocol, ...)."""

