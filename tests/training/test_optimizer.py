@@ -105,3 +105,16 @@ def test_bf16_parameters_are_the_rounded_fp32_masters():
     flat = torch.cat([dict(net.named_parameters())[n].reshape(-1) for n in opt.names])
     assert torch.equal(flat, opt.params.to(torch.bfloat16))
     assert not torch.equal(flat.float(), opt.params), "updates below a BF16 step live in the masters"
+
+
+def test_a_step_reads_nothing_on_the_host(monkeypatch):
+    net = model()
+    opt = SkipStepAdamW(net, lr=1e-2)
+    net(torch.randn(4, 8)).sum().backward()
+
+    def forbidden(*_):
+        raise AssertionError("a step read a tensor on the host")
+
+    for name in ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy"):
+        monkeypatch.setattr(torch.Tensor, name, forbidden)
+    opt.step(torch.tensor(1.0))

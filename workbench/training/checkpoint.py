@@ -13,7 +13,7 @@ PATTERN = "step_"
 
 
 def save(root: Path, step: int, tensors: dict[str, Any], meta: dict[str, Any], *, keep: int = 2) -> Path:
-    """Write one checkpoint and remove all but the newest `keep`.
+    """Write one checkpoint, remove all but the newest `keep` and what a killed writer left. One run, one writer.
 
     Args:
         root: folder of the run.
@@ -25,6 +25,8 @@ def save(root: Path, step: int, tensors: dict[str, Any], meta: dict[str, Any], *
     from safetensors.torch import save_file
 
     root.mkdir(parents=True, exist_ok=True)
+    for left in root.glob(".writing-*"):
+        shutil.rmtree(left, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=root))
     try:
         save_file({k: v.detach().contiguous().cpu() for k, v in tensors.items()}, temporary / "tensors.safetensors")

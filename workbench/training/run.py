@@ -148,10 +148,11 @@ class Trainer:
         lbl = torch.stack([b.aux_losses["lbl"] for b in blocks]).mean()
         loss = ce + self.config.head_z_coefficient * z + self.config.lbl_coefficient * lbl * len(blocks)
         with torch.no_grad():
-            load = torch.stack([b.metrics["per_expert_load"] for b in blocks]).float()
+            routed = [b.metrics for b in blocks]
+            load = torch.stack([m["per_expert_load"] for m in routed]).float()
             p = load / load.sum(1, keepdim=True)
             entropy = -(p * p.clamp(min=1e-12).log()).sum(1)
-            confidence = torch.stack([b.metrics["confidence"] for b in blocks]).float()
+            confidence = torch.stack([m["confidence"] for m in routed]).float()
             metrics = [
                 ce.detach(),
                 lbl.detach(),

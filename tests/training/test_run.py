@@ -1,0 +1,164 @@
+"""Training runs on the CPU: learning, resuming after a kill, branching, segments."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from workbench.training import checkpoint
+from workbench.training.campaigns import segment_bounds, segmented, steps_of
+from workbench.training.config import TINY, RunConfig
+from workbench.training.corpus import Corpus, DataOrder, load_corpus, standard_library
+from workbench.training.run import Trainer, branch, branch_of, train
+
+SMALL = RunConfig(**{**TINY, "layers": 2, "width": 32, "heads": 2, "head_dim": 16, "dense_width": 64, "experts": 8})
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A small folder of text, so that no test reads the whole standard library."""
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "a.txt").write_text("the quick brown fox jumps over the lazy dog. " * 400)
+    (folder / "b.py").write_text("def f(x):\n    return x + 1\n" * 300)
+    return str(folder)
+
+
+def config(text: str, steps: int, **changes) -> RunConfig:
+    tokens = steps * SMALL.batch * SMALL.sequence
+    return SMALL.replace(corpus=text, total_tokens=tokens, warmup_tokens=tokens // 10, **changes)
+
+
+def test_it_learns(text, tmp_path):
+    rows = train(config(text, 60), tmp_path / "run")
+    assert len(rows) == 60 and [r["step"] for r in rows] == list(range(1, 61))
+    assert rows[0]["ce"] == pytest.approx(np.log(256), rel=0.05), "an untrained model knows nothing"
+    assert rows[-1]["ce"] < 0.6 * rows[0]["ce"]
+    assert all(r["applied"] in (0.0, 1.0) for r in rows)
+    assert all(r["lbl"] >= 1.0 - 1e-4 for r in rows), "balance is the least value of the load-balancing loss"
+
+
+def test_killed_at_any_moment_it_resumes_bit_for_bit(text, tmp_path):
+    wanted = config(text, 40)
+    straight = train(wanted, tmp_path / "straight", checkpoint_every=5)
+    code = (
+        "import json,sys;from pathlib import Path;from workbench.training.config import RunConfig;"
+        "from workbench.training.run import train;"
+        "train(RunConfig.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]), checkpoint_every=5)"
+    )
+    folder = tmp_path / "killed"
+    kills = 0
+    for wait in (0.15, 0.4, 0.9):
+        child = subprocess.Popen([sys.executable, "-c", code, json.dumps(wanted.as_dict()), str(folder)])
+        limit = time.monotonic() + 60
+        before = checkpoint.steps(folder)
+        # Kill a random moment after progress began, so that writes and steps are both hit.
+        while child.poll() is None and checkpoint.steps(folder) == before and time.monotonic() < limit:
+            time.sleep(0.005)
+        time.sleep(wait * 0.1)
+        if child.poll() is None:
+            os.kill(child.pid, signal.SIGKILL)
+            kills += 1
+        child.wait()
+        if (folder / "history.csv").exists():
+            break
+    assert kills >= 1
+    resumed = train(wanted, folder, checkpoint_every=5)
+    assert resumed == straight
+    assert not list(folder.glob(".writing-*")), "leftovers of a killed writer are removed"
+
+
+def test_a_checkpoint_of_another_run_is_refused(text, tmp_path):
+    train(config(text, 3), tmp_path / "run")
+    with pytest.raises(ValueError, match="lr"):
+        train(config(text, 3, lr=5e-4), tmp_path / "run")
+
+
+def test_a_branch_reloads_everything_and_changes_one_thing(text, tmp_path):
+    base = config(text, 20)
+    train(base, tmp_path / "a", steps=10)
+    changed = branch(tmp_path / "a", 10, tmp_path / "b", lbl_coefficient=0.005)
+    rows = train(changed, tmp_path / "b")
+    assert [r["step"] for r in rows] == list(range(11, 21))
+    assert branch_of(tmp_path / "b") == {"from": "a", "step": 10, "changes": {"lbl_coefficient": [0.05, 0.005]}}
+    original = train(base, tmp_path / "a")
+    first = next(r for r in original if r["step"] == 11)
+    assert rows[0]["ce"] == first["ce"], "the same state sees the same batch"
+    assert rows[-1]["ce"] != original[-1]["ce"]
+    with pytest.raises(ValueError, match="changes at least one"):
+        branch(tmp_path / "a", 10, tmp_path / "c", lbl_coefficient=0.05)
+    with pytest.raises(FileNotFoundError, match="step 7"):
+        branch(tmp_path / "a", 7, tmp_path / "d", lr=1.0)
+
+
+def test_segments_overlap_and_repeat_their_losses(text, tmp_path):
+    wanted = config(text, 30, batch_multiples=(1, 2, 3), batch_fractions=(0.3, 0.6))
+    rows = segmented(wanted, tmp_path, schedule="warmup", segments=3, overlap=2, device="cpu")
+    total = steps_of(wanted)
+    assert total < 30, "a growing batch takes fewer steps"
+    by_step: dict[int, list[dict]] = {}
+    for r in rows:
+        by_step.setdefault(r["step"], []).append(r)
+    assert sorted(by_step) == list(range(1, total + 1))
+    twice = [v for v in by_step.values() if len(v) == 2]
+    assert len(twice) == 4
+    assert all(a["ce"] == b["ce"] and a["segment"] < b["segment"] for a, b in twice)
+    assert {r["batch"] for r in rows} == {8, 16, 24}
+    assert [r["seconds"] for r in rows if r["segment"] == 1] == sorted(r["seconds"] for r in rows if r["segment"] == 1)
+
+
+def test_segment_bounds_cover_the_run():
+    bounds = segment_bounds(100, 26, 5)
+    assert len(bounds) == 26 and bounds[0][0] == 0 and bounds[-1][1] == 100
+    assert all(b[0] <= a[1] for a, b in itertools.pairwise(bounds))
+
+
+@pytest.mark.gpu
+def test_a_step_reads_nothing_from_the_device(text):
+    trainer = Trainer(config(text, 8, dtype="bfloat16"), "cuda")
+    for _ in range(3):
+        trainer.step()
+    trainer.read_back()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trainer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_data_order_does_not_depend_on_batch_or_restart():
+    corpus = Corpus(np.arange(1000, dtype=np.uint16) % 256, 256, {})
+    order = DataOrder(corpus, 10, seed=3)
+    whole = order.batch(0, 250)
+    assert np.array_equal(whole, np.concatenate([order.batch(i, 25) for i in range(0, 250, 25)]))
+    assert sorted(whole[: order.windows, 0]) == sorted(corpus.tokens[np.arange(order.windows) * 10])
+    assert not np.array_equal(whole[:99], whole[99:198]), "another pass, another order"
+    with pytest.raises(ValueError, match="shorter than one sequence"):
+        DataOrder(Corpus(np.zeros(5, np.uint16), 256, {}), 10).batch(0, 1)
+
+
+def test_corpora(tmp_path, text):
+    assert any(p.name == "dataclasses.py" for p in standard_library())
+    bytes_ = load_corpus(text)
+    assert bytes_.vocabulary == 256 and set(bytes_.provenance["files"]) == {"a.txt", "b.py"}
+    bpe = load_corpus(text, vocabulary=300)
+    assert bpe.vocabulary <= 300 and bpe.tokens.size < bytes_.tokens.size
+    np.save(tmp_path / "t.npy", np.arange(100))
+    assert load_corpus(str(tmp_path / "t.npy"), vocabulary=100).tokens.size == 100
+    with pytest.raises(ValueError, match="expected ids 0 to 49"):
+        load_corpus(str(tmp_path / "t.npy"), vocabulary=50)
+    with pytest.raises(ValueError, match="integers"):
+        load_corpus(np.zeros(3))
+    np.save(tmp_path / "o.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError):
+        load_corpus(str(tmp_path / "o.npy"))
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        load_corpus(str(tmp_path / "none"))
