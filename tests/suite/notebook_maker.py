@@ -9,9 +9,18 @@ from typing import Any
 RESULT_MIME = "application/vnd.headroom.result+json"
 
 
-def result_cell(checks: list[dict[str, Any]] | None = None, source: str = "model", badge: str = "computed by a model") -> str:
+def result_cell(
+    checks: list[dict[str, Any]] | None = None, source: str = "model", badge: str = "computed by a model"
+) -> str:
     """Return source that reports a result the way `Result.report` does."""
-    payload = {"slug": "tiny", "source": source, "recording": None, "badge": badge, "checks": checks or [], "params": {}}
+    payload = {
+        "slug": "tiny",
+        "source": source,
+        "recording": None,
+        "badge": badge,
+        "checks": checks or [],
+        "params": {},
+    }
     return f"from IPython.display import display\ndisplay({{{RESULT_MIME!r}: {payload!r}, 'text/plain': 'result'}}, raw=True)"
 
 
@@ -25,5 +34,6 @@ def make(folder: Path, slug: str, *cells: str, parameters: str = "", kernel: str
         made.append({**cell, "outputs": [], "execution_count": None})
     metadata = {"kernelspec": {"name": kernel, "display_name": kernel, "language": "python"}}
     path = folder / f"{slug}.ipynb"
-    path.write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": metadata, "cells": made}), encoding="utf-8")
+    content = {"nbformat": 4, "nbformat_minor": 5, "metadata": metadata, "cells": made}
+    path.write_text(json.dumps(content), encoding="utf-8")
     return path

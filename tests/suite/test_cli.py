@@ -28,7 +28,9 @@ def test_list_names_every_experiment_and_notebook() -> None:
     assert {r["slug"] for r in rows} == set(slugs()) | {n.slug for n in find_notebooks()}
     assert not [r["error"] for r in rows if r["error"]]
     for row in rows:
-        assert {"slug", "group", "title", "claim", "kind", "anchor", "sources", "params", "notebook", "error"} == set(row)
+        assert {"slug", "group", "title", "claim", "kind", "anchor", "sources", "params", "notebook", "error"} == set(
+            row
+        )
         assert set(row["sources"]) <= set(SOURCES)
     text = call("list")
     assert all(r["slug"] in text for r in rows)
@@ -86,7 +88,13 @@ def test_unwritable_out_is_refused(tmp_path: Path) -> None:
 
 
 def test_run_with_a_parameter_file(tmp_path: Path) -> None:
-    path = make(tmp_path / "g", "tiny", "assert (n, name) == (5, 'on'), (n, name)", result_cell(HELD), parameters="n = 1\nname = ''")
+    path = make(
+        tmp_path / "g",
+        "tiny",
+        "assert (n, name) == (5, 'on'), (n, name)",
+        result_cell(HELD),
+        parameters="n = 1\nname = ''",
+    )
     (tmp_path / "p.yaml").write_text("name: 'on'\nn: 4\ntiny:\n  n: 5\n")
     text = call("run", path, "-f", tmp_path / "p.yaml", "--out", tmp_path / "out")
     assert "tiny: cell 1/4" in text and "[1/1] tiny: passed" in text and "claims: 1 held" in text

@@ -22,12 +22,20 @@ PASSING = [{"claim": "one is one", "holds": True, "value": 1}]
 FAILING = [{"claim": "one is two", "holds": False, "value": 1}]
 KNOWN = [{"claim": "one is two", "holds": False, "value": 1, "known": "arithmetic"}]
 
+STUBBORN = "import os, signal, subprocess, time\nfor s in (2, 15):\n    signal.signal(s, signal.SIG_IGN)\n"
+
 FAULTS = {
-    "cell_error": (["x = 1", "def deep(n):\n    return 1 / n\ndeep(0)", result_cell(PASSING)], "ZeroDivisionError: division by zero"),
+    "cell_error": (
+        ["x = 1", "def deep(n):\n    return 1 / n\ndeep(0)", result_cell(PASSING)],
+        "ZeroDivisionError: division by zero",
+    ),
     "exit_zero": (["import sys\nsys.exit(0)", result_cell(PASSING)], "cell 1 left the kernel with sys.exit(0)"),
     "exit_last": ([result_cell(PASSING), "import sys\nsys.exit(0)"], "cell 2 left the kernel with sys.exit(0)"),
     "os_exit": (["import os\nos._exit(0)", result_cell(PASSING)], "the kernel died in cell 1 (exit status 0)"),
-    "killed": (["x = 1", "import os\nos.kill(os.getpid(), 9)", result_cell(PASSING)], "died in cell 2 (killed by SIGKILL"),
+    "killed": (
+        ["x = 1", "import os\nos.kill(os.getpid(), 9)", result_cell(PASSING)],
+        "died in cell 2 (killed by SIGKILL",
+    ),
     "asks": (["input('name? ')", result_cell(PASSING)], "StdinNotImplementedError"),
     "no_result": (["x = 1"], "reported no result"),
     "mixed": ([result_cell(PASSING), result_cell(PASSING, source="live")], "several sources: live, model"),
@@ -42,7 +50,11 @@ def faulty_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     paths = [make(folder, slug, *cells) for slug, (cells, _) in FAULTS.items()]
     paths += [make(folder, "good", "print('ä' * 3)", result_cell(PASSING)), make(folder, "claim", result_cell(FAILING))]
     paths += [make(folder, "known", result_cell(KNOWN)), make(folder, "julia", "1", kernel="julia-1.11")]
-    for name, content in (("corrupt", b'{"cells": ['), ("latin", b'{"caf\xe9": 1}'), ("old", b'{"nbformat": 3, "worksheets": []}')):
+    for name, content in (
+        ("corrupt", b'{"cells": ['),
+        ("latin", b'{"caf\xe9": 1}'),
+        ("old", b'{"nbformat": 3, "worksheets": []}'),
+    ):
         paths.append(folder / f"{name}.ipynb")
         paths[-1].write_bytes(content)
     summary = run_suite([Notebook(p) for p in paths], {}, root / "out", jobs=2, timeout_s=60, page=False)
@@ -97,7 +109,7 @@ def test_no_temporary_file_is_left(faulty_run: tuple[Path, dict]) -> None:
 
 
 def test_time_out_names_the_cell_and_keeps_what_was_done(tmp_path: Path, no_orphans: str) -> None:
-    stubborn = "import signal, time\nfor s in (2, 15):\n    signal.signal(s, signal.SIG_IGN)\nprint('begun', flush=True)\ntime.sleep(600)"
+    stubborn = STUBBORN + "print('begun', flush=True)\ntime.sleep(600)"
     path = make(tmp_path / "g", "slow", "x = 1", stubborn, result_cell(PASSING))
     outcome = run_one(path, {}, tmp_path / "out", timeout=5)
     assert (outcome["status"], outcome["error"]["kind"], outcome["error"]["cell"]) == ("failed", "timeout", 2)
@@ -107,7 +119,7 @@ def test_time_out_names_the_cell_and_keeps_what_was_done(tmp_path: Path, no_orph
 
 def test_outer_limit_ends_a_runner_that_hangs(tmp_path: Path, no_orphans: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "GRACE_S", 1.0)
-    freeze = "import os, signal, subprocess, time\nsubprocess.Popen(['sleep', '600'])\nos.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(600)"
+    freeze = STUBBORN + "subprocess.Popen(['sleep', '600'])\nos.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(600)"
     path = make(tmp_path / "g", "frozen", freeze, result_cell(PASSING))
     began = time.monotonic()
     outcome = run_one(path, {}, tmp_path / "out", timeout=5)
@@ -135,13 +147,26 @@ def test_only_a_kernel_that_does_not_start_is_tried_again(tmp_path: Path, no_orp
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda s: s.name)
-def test_signal_keeps_finished_results_and_leaves_no_kernel(tmp_path: Path, no_orphans: str, number: signal.Signals) -> None:
+def test_signal_keeps_finished_results_and_leaves_no_kernel(
+    tmp_path: Path, no_orphans: str, number: signal.Signals
+) -> None:
     first = make(tmp_path / "g", "first", result_cell(PASSING))
-    stubborn = "import signal, subprocess, time\nfor s in (2, 15):\n    signal.signal(s, signal.SIG_IGN)\n"
-    second = make(tmp_path / "g", "second", stubborn + "subprocess.Popen(['sleep', '600'])\ntime.sleep(600)", result_cell(PASSING))
+    second = make(
+        tmp_path / "g", "second", STUBBORN + "subprocess.Popen(['sleep', '600'])\ntime.sleep(600)", result_cell(PASSING)
+    )
     third = make(tmp_path / "g", "third", result_cell(PASSING))
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "workbench.cli", "run", *map(str, (first, second, third)), "--out", str(out), "--jobs", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "workbench.cli",
+        "run",
+        *map(str, (first, second, third)),
+        "--out",
+        str(out),
+        "--jobs",
+        "1",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as run:
         assert run.stdout is not None
         for line in run.stdout:

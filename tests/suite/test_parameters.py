@@ -13,7 +13,15 @@ from notebook_maker import make
 
 from workbench.experiment import Params, param
 from workbench.suite import Notebook, NotebookError, ParameterError
-from workbench.suite.parameters import assign, check, convert, describe, parse_text, read_parameter_file, split_assignments
+from workbench.suite.parameters import (
+    assign,
+    check,
+    convert,
+    describe,
+    parse_text,
+    read_parameter_file,
+    split_assignments,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +87,11 @@ def test_bad_value_names_what_is_allowed(name: str, text: str, words: str) -> No
 def test_bounds_are_listed_for_an_unknown_name() -> None:
     with pytest.raises(ParameterError) as caught:
         convert(Sample, {"speed": "1"})
-    for line in ("blocks: int = 8, 1 to 64  (blocks of one step)", "submit_us: float = 1.55 us, 0.0 to inf", "mode: Literal"):
+    for line in (
+        "blocks: int = 8, 1 to 64  (blocks of one step)",
+        "submit_us: float = 1.55 us, 0.0 to inf",
+        "mode: Literal",
+    ):
         assert line in str(caught.value)
 
 
@@ -89,7 +101,13 @@ def test_checks_across_fields_use_the_notebooks_own_defaults() -> None:
         convert(Sample, {"mode": "routed"}, base={"routed": False})
 
 
-@given(st.one_of(st.tuples(st.just(int), st.integers()), st.tuples(st.just(float), st.floats(allow_nan=False)), st.tuples(st.just(bool), st.booleans())))
+@given(
+    st.one_of(
+        st.tuples(st.just(int), st.integers()),
+        st.tuples(st.just(float), st.floats(allow_nan=False)),
+        st.tuples(st.just(bool), st.booleans()),
+    )
+)
 def test_text_of_a_value_reads_back_as_itself(pair: tuple[type, object]) -> None:
     kind, value = pair
     assert parse_text(str(value), kind) == value
@@ -109,7 +127,14 @@ def test_nothing_but_true_and_false_is_a_truth_value(text: str) -> None:
 
 def test_describe_is_plain_json() -> None:
     rows = {r["name"]: r for r in describe(Sample)}
-    assert rows["blocks"] == {"name": "blocks", "type": "int", "default": 8, "min": 1, "max": 64, "doc": "blocks of one step"}
+    assert rows["blocks"] == {
+        "name": "blocks",
+        "type": "int",
+        "default": 8,
+        "min": 1,
+        "max": 64,
+        "doc": "blocks of one step",
+    }
     assert rows["sizes"]["default"] == [1, 2]
 
 
@@ -119,7 +144,10 @@ CELL = 'source = "auto"\nn = 3\nrate: float = 2\nname = "a"\nsizes = [1, 2]\nroo
 @pytest.fixture
 def own(tmp_path: Path) -> list[Notebook]:
     """Two notebooks of one's own, without an experiment."""
-    return [Notebook(make(tmp_path, "one", "x", parameters=CELL)), Notebook(make(tmp_path, "two", "x", parameters="n = 1"))]
+    return [
+        Notebook(make(tmp_path, "one", "x", parameters=CELL)),
+        Notebook(make(tmp_path, "two", "x", parameters="n = 1")),
+    ]
 
 
 def test_notebook_of_ones_own_is_typed_by_its_cell(own: list[Notebook]) -> None:

@@ -56,7 +56,9 @@ class Page(HTMLParser):
 def test_hostile_strings_stay_text(tmp_path: Path) -> None:
     checks = [{"claim": HOSTILE, "holds": False, "value": HOSTILE, "known": HOSTILE}]
     error = {"kind": HOSTILE, "message": HOSTILE, "cell": 1, "excerpt": HOSTILE, "log": HOSTILE}
-    bad = outcome("bad", "failed", title=HOSTILE, group=HOSTILE, badge=HOSTILE, checks=checks, error=error, html_error=HOSTILE)
+    bad = outcome(
+        "bad", "failed", title=HOSTILE, group=HOSTILE, badge=HOSTILE, checks=checks, error=error, html_error=HOSTILE
+    )
     bad["params"] = {HOSTILE: HOSTILE}
     page = Page(render(tmp_path, summary(bad, outcome(HOSTILE, "passed", source=HOSTILE)), {HOSTILE: HOSTILE}))
     plain = Page(render(tmp_path, summary(outcome("bad", "failed"), outcome("good", "passed")), {}))
@@ -79,9 +81,17 @@ def test_failures_come_first_and_counts_are_right(tmp_path: Path) -> None:
     )
     text = render(tmp_path, run, {})
     assert re.findall(r'<article class="card (\w+)"', text) == ["failed", "claim_failed", "skipped", "passed"]
-    tiles = dict((label, count) for count, label in re.findall(r'<div class="tile[^>]*><b[^>]*>([^<]*)</b><span>([^<]*)', text))
+    tiles = {
+        label: count for count, label in re.findall(r'<div class="tile[^>]*><b[^>]*>([^<]*)</b><span>([^<]*)', text)
+    }
     expected = {"notebooks": "4", "failed": "1", "with a failed claim": "1", "passed": "1", "skipped": "1"}
-    expected |= {"claims held": "2", "claims failed": "1", "known to differ": "1", "not applicable": "1", "in all": "12.3 s"}
+    expected |= {
+        "claims held": "2",
+        "claims failed": "1",
+        "known to differ": "1",
+        "not applicable": "1",
+        "in all": "12.3 s",
+    }
     assert expected.items() <= tiles.items()
     assert "[1.235]" in text and "another chip" in text and "too slow" in text and "1 min 15 s" in text
 
@@ -132,14 +142,16 @@ def test_png_output_is_taken_as_it_is_and_kept(tmp_path: Path) -> None:
 @pytest.mark.browser
 def test_page_in_a_browser(tmp_path: Path, chromium: str) -> None:
     """Figures are drawn; filters and search work; no overflow on a phone; no console message, no request."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import Dialog, sync_playwright
 
     figure = {"data": [{"type": "bar", "x": [1, 2], "y": [3, 4]}], "layout": {}}
     for slug in ("one", "two"):
         notebook_with(tmp_path / "notebooks" / f"{slug}.ipynb", {thumbnails.PLOTLY_MIME: figure})
     long = {"claim": "word " * 60 + "x" * 300, "holds": False, "value": "y" * 200}
     run = summary(
-        outcome("one", "passed"), outcome("two", "claim_failed", checks=[long], title=HOSTILE), outcome("three", "failed", source="live")
+        outcome("one", "passed"),
+        outcome("two", "claim_failed", checks=[long], title=HOSTILE),
+        outcome("three", "failed", source="live"),
     )
     page_path = write_page(tmp_path, run)
     assert page_path.read_text().count("data:image/webp;base64,") == 2
@@ -147,9 +159,14 @@ def test_page_in_a_browser(tmp_path: Path, chromium: str) -> None:
         browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--disable-quic"])
         page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
         noise: list[str] = []
+
+        def refuse(dialog: Dialog) -> None:
+            noise.append("dialog")
+            dialog.dismiss()
+
         page.on("console", lambda m: noise.append(m.text))
         page.on("pageerror", lambda e: noise.append(str(e)))
-        page.on("dialog", lambda d: (noise.append("dialog"), d.dismiss()))
+        page.on("dialog", refuse)
         page.on("request", lambda r: noise.append(r.url) if r.url.startswith("http") else None)
         page.goto(page_path.as_uri())
 

@@ -19,7 +19,13 @@ def executed(path: Path, *, result: Any = RESULT, count: int | None = 2, **chang
     done = {"papermill": {"exception": None, "status": "completed"}, "tags": []}
     first = {"cell_type": "code", "metadata": done, "source": "x = 1", "outputs": [], "execution_count": 1} | change
     outputs = [] if result is None else [{"output_type": "display_data", "data": {RESULT_MIME: result}, "metadata": {}}]
-    second = {"cell_type": "code", "metadata": done, "source": ["result.report()"], "outputs": outputs, "execution_count": count}
+    second = {
+        "cell_type": "code",
+        "metadata": done,
+        "source": ["result.report()"],
+        "outputs": outputs,
+        "execution_count": count,
+    }
     blank = {"cell_type": "code", "metadata": done, "source": " \n", "outputs": [], "execution_count": None}
     path.write_text(json.dumps({"cells": [first, blank, second], "metadata": {"papermill": {"exception": None}}}))
     return path

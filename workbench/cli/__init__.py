@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import sys
 from typing import Any
 
@@ -66,7 +67,7 @@ app = typer.Typer(
 def main() -> None:
     """Entry point of the ``workbench`` command."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     app()
 

@@ -116,9 +116,8 @@ def show_command(
         ):
             print(result.table)
         for check in result.checks:
-            print(
-                f"{standing(check.as_dict()):>7}  {check.claim}  [{check.value}]{'  ' + check.known if check.known else ''}"
-            )
+            known = f"  {check.known}" if check.known else ""
+            print(f"{standing(check.as_dict()):>7}  {check.claim}  [{check.value}]{known}")
     raise typer.Exit(int(any(c.fails for c in result.checks)))
 
 

@@ -8,7 +8,6 @@ prints ends on stderr.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import shutil
@@ -108,7 +107,9 @@ def main() -> int:
     send(event="executed")
     if job["html"] and output.exists():
         try:
-            export_html(output, Path(job["html"]))
+            from workbench.export import to_html
+
+            to_html(output, Path(job["html"]), back_link=job["back_link"])
         except Exception as failure:
             send(event="html_error", message=f"{type(failure).__name__}: {failure}")
     send(event="done")
@@ -199,28 +200,6 @@ def died_how(status: int | None) -> str:
         name = signal.Signals(-status).name if -status in signal.valid_signals() else f"signal {-status}"
         return f" (killed by {name}{', perhaps out of memory' if name == 'SIGKILL' else ''})"
     return f" (exit status {status})"
-
-
-def export_html(notebook: Path, target: Path) -> None:
-    """Write the executed notebook as one HTML file."""
-    exporter()(notebook, target)
-
-
-@functools.cache
-def exporter() -> Callable[[Path, Path], Any]:
-    """Return the exporter of executed notebooks to self-contained HTML."""
-    try:
-        from workbench.export import to_html
-    except ImportError:
-        return _plain_html
-    return to_html
-
-
-def _plain_html(notebook: Path, target: Path) -> None:
-    from nbconvert import HTMLExporter
-
-    text, _ = HTMLExporter(embed_images=True).from_filename(str(notebook))
-    target.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

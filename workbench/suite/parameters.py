@@ -246,14 +246,14 @@ def check(notebook: Notebook, given: Mapping[str, Any]) -> dict[str, Any]:
 def _own_value(declared: Declared, value: Any) -> Any:
     """Type a parameter that no experiment declares by its annotation, else by its default's type."""
     known = {"int": int, "float": float, "bool": bool, "str": str}
-    hint = known.get(declared.annotation) or (type(declared.default) if declared.literal else None)
+    hint: Any = known.get(declared.annotation) or (type(declared.default) if declared.literal else None)
     if declared.name == "source":
         if value not in SOURCE_CHOICES:
             raise ParameterError(f"parameter 'source': expected one of {', '.join(SOURCE_CHOICES)}, got {value!r}")
         return value
     if hint in (list, tuple):
         item = type(declared.default[0]) if declared.default else str
-        hint = list[item]  # type: ignore[valid-type]
+        hint = list[item]
     elif hint not in known.values():
         raise ParameterError(
             f"parameter {declared.name!r}: cannot be set, its type is not declared in the parameters cell"
@@ -262,7 +262,7 @@ def _own_value(declared: Declared, value: Any) -> Any:
         typed = parse_text(value, hint) if isinstance(value, str) else value
     except ValueError as error:
         raise ParameterError(f"parameter {declared.name!r}: {error}") from None
-    expected = list if typing.get_origin(hint) is list else hint
+    expected: type = typing.get_origin(hint) or hint
     if expected is float and isinstance(typed, int) and not isinstance(typed, bool):
         typed = float(typed)
     if not isinstance(typed, expected) or (expected is int and isinstance(typed, bool)):

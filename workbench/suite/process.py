@@ -55,8 +55,8 @@ def run_one(
         fingerprint: kept in the outcome, so that a later run can tell that nothing changed.
         on_event: called with each progress event (``start``, ``ready``, ``cell``, ``retry``, ``end``).
     Returns:
-        The outcome, as in ``<slug>.json``: ``slug, status, seconds, peak_memory_bytes, source, recording, badge, checks,
-        error, params, attempts, ...``. A notebook that fails is an outcome, not an exception.
+        The outcome, as in ``<slug>.json``: ``slug, status, seconds, peak_memory_bytes, source, recording,
+        badge, checks, error, params, attempts, ...``. A notebook that fails is an outcome, not an exception.
     Raises:
         OutputError: `out` cannot be written, or the output would replace the input.
     """
@@ -96,6 +96,8 @@ def write_json(path: Path, content: Any) -> None:
 class NotebookRun:
     """One notebook on its way: `start`, then `step` until it returns True; `stop` at any time.
 
+    `back_link` is the address that the HTML page leads back to, relative to it.
+
     Attributes:
         outcome: what came of it, once `step` has returned True or after `stop`.
     """
@@ -108,10 +110,12 @@ class NotebookRun:
         timeout_s: float,
         *,
         fingerprint: str | None = None,
+        back_link: str | None = None,
         on_event: Event | None = None,
     ) -> None:
         self.notebook, self.params, self.out = notebook, dict(params), out.absolute()
         self.timeout_s, self.fingerprint = float(timeout_s), fingerprint
+        self.back_link = back_link
         self.outcome: dict[str, Any] | None = None
         self._emit = on_event or (lambda event: None)
         self._attempt = 0
@@ -204,6 +208,7 @@ class NotebookRun:
             "input": str(self.notebook.path),
             "output": str(self._tmp[".ipynb"]),
             "html": str(self._tmp[".html"]),
+            "back_link": self.back_link,
             "scratch": [str(p) for p in self._tmp.values()],
             "connection_file": str(self._sockets / "k.json"),
             "cwd": str(self.notebook.path.parent),
@@ -314,7 +319,7 @@ class NotebookRun:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         self._read_rest()
-        if self._kernel_pid is not None and _leads_group(self._kernel_pid):
+        if self._kernel_pid is not None:
             with contextlib.suppress(OSError):
                 os.killpg(self._kernel_pid, signal.SIGKILL)
         for pipe in (process.stdin, process.stdout):
@@ -358,15 +363,6 @@ def _socket_folder() -> Path:
     """Make a folder whose socket paths fit the limit of 107 bytes for Unix sockets."""
     base = tempfile.gettempdir()
     return Path(tempfile.mkdtemp(prefix="wb-", dir=base if len(base) < 60 else "/tmp"))
-
-
-def _leads_group(pid: int) -> bool:
-    """Whether processes of the group that `pid` leads are left (a group's number is not reused while it has members)."""
-    try:
-        os.killpg(pid, 0)
-    except OSError:
-        return False
-    return True
 
 
 def _is_json(path: Path) -> bool:

@@ -123,7 +123,15 @@ def _execute(
                         outcomes[notebook.slug] = done
                         progress.event({"event": "end", **done})
                         continue
-                    run = NotebookRun(notebook, mine, folder, timeout_s, fingerprint=mark, on_event=progress.event)
+                    run = NotebookRun(
+                        notebook,
+                        mine,
+                        folder,
+                        timeout_s,
+                        fingerprint=mark,
+                        back_link="../index.html",
+                        on_event=progress.event,
+                    )
                     running.append(run)
                     run.start()
                     alone = measures

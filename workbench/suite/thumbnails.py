@@ -1,4 +1,4 @@
-"""Draws the main figure of executed notebooks as small images, all in one browser: ``python -m workbench.suite.thumbnails``.
+"""Draws the main figures of executed notebooks as small images, all in one browser.
 
 It runs as a process of its own with a time limit, so that a browser that hangs or is absent costs the pictures and
 nothing else.
@@ -22,7 +22,7 @@ WIDTH = 760
 
 
 def draw(notebooks: Sequence[Path], timeout_s: float | None = None) -> dict[str, str]:
-    """Write ``<slug>.webp`` (or ``.png``) beside each executed notebook that shows a figure; return slug to reason for those without.
+    """Write ``<slug>.webp`` (or ``.png``) beside each executed notebook; return slug to reason for those without.
 
     A picture that is newer than its notebook stays.
     """
