@@ -68,7 +68,8 @@ def measure(params: BranchParams, recorder: Any) -> list[dict[str, Any]]:
     recorder.set("precision", parameters=base.dtype, masters="float32", moments="float32", router="float32")
     recorder.set("topology", nodes=1, gpus=int(gpu), processes=len(jobs))
     recorder.set("protocol", branch="model and optimizer reloaded at the branch step; only lbl_coefficient changed",
-                 read_back="every 25 steps", repetitions=f"{len(jobs)} seeds", exclusions="none")  # fmt: skip
+                 timer="none: losses, not times", warmup="learning-rate warmup of a twentieth of the tokens",
+        repeats=len(jobs), repetitions=f"{len(jobs)} seeds", exclusions="none")  # fmt: skip
     recorder.rows.extend(run_all(jobs, processes=len(jobs) if gpu else 1))
     return recorder.rows
 

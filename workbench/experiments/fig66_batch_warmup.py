@@ -90,6 +90,9 @@ def measure(params: BatchWarmupParams, recorder: Any) -> list[dict[str, Any]]:
     recorder.set("topology", nodes=1, gpus=int(gpu))
     recorder.set(
         "protocol",
+        timer="perf_counter at each read-back of metrics, every 25 steps",
+        warmup="learning-rate warmup of a fiftieth of the tokens; the first steps are in the times",
+        repeats=1,
         order="the three runs one after another",
         segments=f"{params.segments} restarts of the warmup run, {params.overlap} steps of overlap",
         seconds="wall time at each read-back, checkpoints and repeated overlap steps left out",
