@@ -192,6 +192,14 @@ def test_bad_attachment_names_raise(monkeypatch, name):
         Recorder("x", {}).attach(name, b"")
 
 
+def test_default_place_is_the_data_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORKBENCH_DATA", str(tmp_path))
+    monkeypatch.setattr(record, "_environment", lambda: {"gpu": None, "gpus": [], "at_start": {}})
+    recorder = Recorder("x", {})
+    recorder.row(a=1)
+    assert recorder.write().parent == tmp_path / "recorded" / "x"
+
+
 def test_dirty_trees_are_marked(monkeypatch, tmp_path):
     monkeypatch.setenv("WORKBENCH_COMMIT", "a" * 40)
     monkeypatch.setenv("WORKBENCH_DIRTY", "1")

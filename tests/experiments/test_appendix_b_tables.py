@@ -66,6 +66,14 @@ def test_own_configuration_follows_its_sliders(results, change, quantity, expect
     assert got == pytest.approx(2 * base if expected is None else expected) and got != base
 
 
+@pytest.mark.parametrize("submit_us, verdict", [(1500.0, "the CPU can stay ahead"), (20000.0, "the GPU can run dry")])
+def test_the_figure_says_the_own_configuration(submit_us, verdict):
+    result = load("tab47_workload_roles").run("model", rank_microbatch_tokens=8192, gpus=64, submit_us=submit_us)
+    text = " ".join(a.text for a in result.figure().layout.annotations)
+    assert "26.688 B total, 2.906 B active; 10.89 % active, 9.18x gap" in text and "on 64 GPUs, EP 8" in text
+    assert f"at 8,192 {verdict}" in text
+
+
 def test_bad_configurations_are_refused():
     with pytest.raises(ValueError, match="top_k"):
         load("tab47_workload_roles").run("model", top_k=16, routed_experts=8)

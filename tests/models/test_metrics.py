@@ -27,6 +27,7 @@ def test_step_time_leaves_warmup_out():
     got = m.step_time([9.0, 9.0, 1.0, 2.0, 3.0, 4.0], warmup=2)
     assert got["count"] == 4 and got["median_s"] == 2.5 and got["mean_s"] == 2.5
     assert got["sd_s"] == pytest.approx(np.std([1, 2, 3, 4], ddof=1))
+    assert m.step_time([2.0])["sd_s"] == 0
     assert got["p20_s"] == pytest.approx(1.6) and got["p95_s"] == pytest.approx(3.85)
 
 

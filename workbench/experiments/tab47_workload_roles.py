@@ -202,7 +202,7 @@ def draw(result: Result) -> go.Figure:
 
     fig = figure(
         "What the printed sizes determine, and what they leave open",
-        height=480,
+        height=600,
         cols=2,
         column_widths=[0.55, 0.45],
         horizontal_spacing=0.14,
@@ -250,11 +250,41 @@ def draw(result: Result) -> go.Figure:
         row=1,
         col=2,
     )
-    fig.update_layout(barmode="stack", legend={"y": -0.32, "yanchor": "top"}, margin={"b": 190, "t": 80})
+    fig.update_layout(barmode="stack", legend={"y": -0.26, "yanchor": "top"}, margin={"b": 250, "t": 90})
+    fig.add_annotation(
+        text=summary(result),
+        xref="paper",
+        yref="paper",
+        x=0,
+        y=0,
+        yshift=-175,
+        xanchor="left",
+        yanchor="top",
+        align="left",
+        showarrow=False,
+    )
     fig.update_yaxes(title="parameters (billions)", row=1, col=1)
     fig.update_yaxes(title="dense feed-forward width", rangemode="tozero", row=1, col=2)
     fig.update_xaxes(title="embedding and head (M parameters)", row=1, col=2)
     return fig
+
+
+def summary(result: Result) -> str:
+    """Say the own configuration in three lines: size, training state per GPU, crossover."""
+    own = lambda q: _own_value(result, q)  # noqa: E731
+    size = f"{own('total parameters') / 1e9:.3f} B total, {own('active parameters') / 1e9:.3f} B active"
+    sparsity = f"{own('alpha_P'):.2f} % active, {own('capacity_to_active'):.2f}x gap"
+    ddp, fsdp = (own(f"training state per GPU, {p}") for p in ("ddp_sharded_optimizer", "fsdp_full_reshard"))
+    crossing = own("crossover: microbatch where device time meets submission")
+    ratio = own("device time over submission time at this microbatch")
+    verdict = "the CPU can stay ahead" if ratio >= 1 else "the GPU can run dry"
+    p = result.params
+    return (
+        f"Own configuration (model): {size}; {sparsity}<br>"
+        f"training state on {p.gpus} GPUs, EP {p.ep}: {ddp:.1f} GiB each (DDP), {fsdp:.1f} GiB (full reshard)<br>"
+        f"a block's forward outlasts its submission above {crossing:,.0f} tokens (hint): "
+        f"at {p.rank_microbatch_tokens:,} {verdict}, {ratio:.1f}x"
+    )
 
 
 def _middle(row: dict[str, Any]) -> float:
