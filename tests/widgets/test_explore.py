@@ -18,7 +18,8 @@ from workbench.widgets import explore
 class LineParams(Params):
     slope: float = param(1.0, "rise per step", unit="us", min=0.0, max=3.0, step=0.1)
     points: int = param(5, "number of points", min=2, max=50)
-    scale: float = param(10.0, "factor", min=1.0, max=1000.0, log=True)
+    # Ten to the power of the logarithm of these bounds lies outside of them.
+    scale: float = param(15.0, "factor", min=11.0, max=20.0, log=True)
     shape: Literal["line", "square"] = param("line", "form")
     label: str = param("x", "has no bounds, so no control")
 
@@ -59,7 +60,7 @@ def test_controls_follow_the_metadata() -> None:
     assert (slope.value, slope.min, slope.max, slope.step) == (2.0, 0.0, 3.0, 0.1)
     assert "us" in slope.description
     assert isinstance(scale, ipywidgets.FloatLogSlider)
-    assert (10**scale.min, 10**scale.max) == pytest.approx((1.0, 1000.0))
+    assert (10**scale.min, 10**scale.max) == pytest.approx((11.0, 20.0))
     assert explorer.controls["shape"].options == ("line", "square")
     assert "label" not in explorer.controls
 

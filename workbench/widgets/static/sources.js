@@ -153,7 +153,8 @@ export class ProgramSource {
   }
 
   legend() {
-    return this.panel.legend ?? ["cpu_submit", "gpu_execute", "idle"];
+    const named = this.panel.legend ?? [];
+    return [...named, ...KINDS.filter((kind, k) => !named.includes(kind) && this.rows.some((r) => r.kind?.includes(k)))];
   }
 }
 

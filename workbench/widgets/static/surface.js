@@ -181,10 +181,10 @@ export class CanvasSurface {
   }
 }
 
-// XML 1.0 has no form for most control characters and lone surrogates; a viewer rejects the whole file.
+// XML 1.0 has no form for most control characters; a viewer rejects the whole file.
 const escapeXml = (text) =>
   text
-    .replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g, "\ufffd")
+    .replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "\ufffd")
     .replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 const n = (value) => String(Math.round(value * 100) / 100);
 
