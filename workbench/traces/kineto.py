@@ -61,6 +61,9 @@ _CLASS = {
 }  # fmt: skip
 
 
+_ABSENT = msgspec.Raw(b"")
+
+
 class _Args(msgspec.Struct, gc=False):
     correlation: int | str | float | None = None
     device: int | str | float | None = None
@@ -69,9 +72,7 @@ class _Args(msgspec.Struct, gc=False):
     name: Any = None
     kind: Any = None
     wait_stream: int | str | float | None = msgspec.field(default=None, name="wait_on_stream")
-    wait_correlation: int | str | float | None = msgspec.field(
-        default=None, name="wait_on_cuda_event_record_corr_id"
-    )
+    wait_correlation: int | str | float | None = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -80,8 +81,8 @@ class _Event(msgspec.Struct, gc=False):
     name: str | int | float | None = None
     pid: int | str | float | None = None
     tid: int | str | float | None = None
-    ts: msgspec.Raw | None = None
-    dur: msgspec.Raw | None = None
+    ts: msgspec.Raw = _ABSENT
+    dur: msgspec.Raw = _ABSENT
     args: _Args | None = None
 
 
@@ -224,7 +225,9 @@ def _find_events(stream: BinaryIO, builder: _Builder) -> bytes | None:
         if not more:
             break
         if len(head) > 8 * BLOCK_BYTES:
-            raise TraceError(f"{builder.source}: no traceEvents in the first {len(head)} bytes, expected a Kineto trace")
+            raise TraceError(
+                f"{builder.source}: no traceEvents in the first {len(head)} bytes, expected a Kineto trace"
+            )
     if not builder.read_metadata(head):
         raise TraceError(f"{builder.source}: neither trace JSON with traceEvents nor a list of events")
     builder.warn("the file has metadata but no traceEvents")
@@ -326,7 +329,9 @@ def _salvage(piece: bytes) -> tuple[_Event | None, bool]:
     mended = _BAD_NUMBER.sub(": null", _BAD_ESCAPE.sub(r"\\\\", _CONTROL.sub("\ufffd", mended)))
     try:
         raw, stop = json.JSONDecoder(strict=False, parse_float=_Text, parse_int=_Text).raw_decode(mended)
-        clean = mended[:stop].rstrip() == mended.rstrip(" \t\r\n,") == piece.decode("utf-8", "replace").rstrip(" \t\r\n,")
+        clean = (
+            mended[:stop].rstrip() == mended.rstrip(" \t\r\n,") == piece.decode("utf-8", "replace").rstrip(" \t\r\n,")
+        )
         return _decode_event(_dump(raw)), not clean and not _only_tail(mended[stop:])
     except (ValueError, msgspec.DecodeError, RecursionError):
         return None, False
@@ -420,9 +425,8 @@ class _Builder:
             self.thread_names[event.pid, event.tid] = event.args.name
 
     def _times(self, events: list[_Event]) -> tuple[list[_Event], np.ndarray, np.ndarray]:
-        zero = b"0"
-        start = parse_us([e.ts if e.ts is not None and len(bytes(e.ts)) else b"x" for e in events])
-        duration = parse_us([e.dur if e.dur is not None and len(bytes(e.dur)) else zero for e in events])
+        start = parse_us([b"x" if e.ts is _ABSENT else e.ts for e in events])
+        duration = parse_us([b"0" if e.dur is _ABSENT else e.dur for e in events])
         bad = np.iinfo(np.int64).min
         unusable = (start == bad) | (duration == bad)
         negative = (duration < 0) & ~unusable

@@ -16,7 +16,16 @@ KERNEL, COPY, SET = 0, 1, 2
 H2D, D2H, D2D, OTHER_COPY = 1, 2, 3, 4
 PAGEABLE, PINNED, UNKNOWN_MEMORY = 0, 1, -1
 CPU_OP, PYTHON, RANGE = 0, 1, 2
-STREAM_SYNC, EVENT_SYNC, DEVICE_SYNC, QUERY, STREAM_WAIT, EVENT_RECORD, GRAPH_LAUNCH, OTHER_CALL = 1, 2, 3, 4, 5, 6, 7, 0
+STREAM_SYNC, EVENT_SYNC, DEVICE_SYNC, QUERY, STREAM_WAIT, EVENT_RECORD, GRAPH_LAUNCH, OTHER_CALL = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    0,
+)
 NONE = -1
 
 _CALL_KINDS = [
@@ -115,9 +124,7 @@ def column_dtypes(table: type) -> dict[str, Any]:
     """dtype of each column of a table class."""
     small = {"kind": np.uint8, "copy_kind": np.uint8, "host_memory": np.int8}
     wide = ("start_ns", "end_ns", "size_bytes", "correlation", "launch", "stream", "wait_stream", "wait_correlation")
-    return {
-        f.name: small.get(f.name, np.int64 if f.name in wide else np.int32) for f in dataclasses.fields(table)
-    }
+    return {f.name: small.get(f.name, np.int64 if f.name in wide else np.int32) for f in dataclasses.fields(table)}
 
 
 def table_from_chunks(table: type, chunks: list[dict[str, np.ndarray]]) -> Any:
@@ -209,8 +216,13 @@ def resolve_links(ops: dict[str, np.ndarray], calls: Calls) -> dict[str, np.ndar
 
 
 def _resolve_ambiguous(
-    ops: dict[str, np.ndarray], calls: Calls, launch: np.ndarray, many: np.ndarray,
-    low: np.ndarray, count: np.ndarray, order: np.ndarray,
+    ops: dict[str, np.ndarray],
+    calls: Calls,
+    launch: np.ndarray,
+    many: np.ndarray,
+    low: np.ndarray,
+    count: np.ndarray,
+    order: np.ndarray,
 ) -> None:
     home = _usual_process(launch, ops["device"], calls)
     rows = np.repeat(many, count[many])
