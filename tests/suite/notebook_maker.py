@@ -21,7 +21,8 @@ def result_cell(
         "checks": checks or [],
         "params": {},
     }
-    return f"from IPython.display import display\ndisplay({{{RESULT_MIME!r}: {payload!r}, 'text/plain': 'result'}}, raw=True)"
+    bundle = {RESULT_MIME: payload, "text/plain": "result"}
+    return f"from IPython.display import display\ndisplay({bundle!r}, raw=True)"
 
 
 def make(folder: Path, slug: str, *cells: str, parameters: str = "", kernel: str = "python3", title: str = "") -> Path:
