@@ -7,6 +7,8 @@ import os
 
 import torch
 
+_TRITON = importlib.util.find_spec("triton") is not None
+
 
 def interpreter_active() -> bool:
     """Whether Triton kernels run in its CPU interpreter (it must be set before the first kernel is imported)."""
@@ -15,7 +17,7 @@ def interpreter_active() -> bool:
 
 def triton_available() -> bool:
     """Whether the triton package can be imported; nothing is imported."""
-    return importlib.util.find_spec("triton") is not None
+    return _TRITON
 
 
 def torch_grouped_mm(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -29,8 +31,8 @@ def torch_grouped_mm(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) ->
 def torch_grouped_mm_is_device_scheduled(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether torch's grouped product keeps the offsets on the device.
 
-    Its CUTLASS kernels exist for bfloat16 on sm_90 and sm_100; every other case takes a fallback that copies the offsets
-    to the host and loops.
+    Its CUTLASS kernels exist for bfloat16 on sm_90 and sm_100; every other case takes a fallback that copies the
+    offsets to the host and loops.
     """
     if device.type != "cuda" or dtype is not torch.bfloat16:
         return False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
 
 import torch
 
@@ -72,7 +74,7 @@ def check_offsets(offsets: torch.Tensor, groups: int, device: torch.device) -> t
     return check_tensor("offsets", offsets, shape=(groups,), dtypes=(torch.int32,), device=device, contiguous=True)
 
 
-@lru_cache(maxsize=None)
+@cache
 def multiprocessors(index: int) -> int:
     """Streaming multiprocessors of CUDA device `index`."""
     return torch.cuda.get_device_properties(index).multi_processor_count
@@ -88,3 +90,30 @@ def grid_size(device: torch.device, per_sm: int = 1) -> int:
 def next_power_of_two(n: int) -> int:
     """Smallest power of two >= max(n, 1)."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+def on_device(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    """Make the tensor's device current for a launch; free where it is current already."""
+    if tensor.device.type != "cuda" or tensor.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(tensor.device)
+
+
+def compile_safe(
+    name: str, mutates: Iterable[str], fake: Callable[..., Any] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a launcher as custom operator `moe_kernels::name`, used while torch.compile traces.
+
+    Eager calls go straight to the launcher: the dispatcher costs the host more than the launch.
+    """
+
+    def wrap(launcher: Callable[..., Any]) -> Callable[..., Any]:
+        op = torch.library.custom_op(f"moe_kernels::{name}", launcher, mutates_args=tuple(mutates))
+        op.register_fake(fake if fake is not None else lambda *args, **kwargs: None)
+
+        def call(*args: Any) -> Any:
+            return op(*args) if torch.compiler.is_compiling() else launcher(*args)
+
+        return call
+
+    return wrap

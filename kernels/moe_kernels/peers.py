@@ -13,7 +13,7 @@ class PeerTable:
     """One [C, D] buffer per rank, reachable from this device by address.
 
     Attributes:
-        tensors: R tensors of one shape [C, D], one dtype, contiguous; `tensors[r]` is rank r's buffer as seen from here.
+        tensors: R contiguous tensors of one shape [C, D] and dtype; `tensors[r]` is rank r's buffer as seen from here.
         ptrs: int64 [R] on the device: their addresses, made once, before the loop.
     """
 

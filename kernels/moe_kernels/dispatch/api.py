@@ -35,8 +35,8 @@ def dispatch(
 ) -> None:
     """Write row x[t] to row dst_row[t, k] of rank dst_rank[t, k]'s buffer, for every route that is not -1.
 
-    Rows that no route names stay as they are. Peers may read only after a barrier. As the gradient of an unweighted combine
-    this is exact; with `weights` each row is multiplied in FP32 and rounded once.
+    Rows that no route names stay as they are. Peers may read only after a barrier. Without weights rows
+    move bit for bit; with `weights` each row is multiplied in FP32 and rounded once.
 
     Args:
         x: [T, D], contiguous; rows of 16-byte multiples move fastest.

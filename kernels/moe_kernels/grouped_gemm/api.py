@@ -19,7 +19,7 @@ def grouped_gemm(
     out: torch.Tensor | None = None,
     impl: str | None = None,
 ) -> torch.Tensor:
-    """Return [M, N]: rows of group l are a[offsets[l-1]:offsets[l]] @ b[l]; rows from offsets[-1] on are left unwritten.
+    """Return [M, N]: rows of group l are a[offsets[l-1]:offsets[l]] @ b[l]; rows from offsets[-1] on stay unwritten.
 
     No gradient (see `grouped_linear`). The input gradient is the same call with b.transpose(1, 2). Rows of `a` from
     offsets[-1] on may hold anything, NaN included. FP32 accumulation, one rounding.
@@ -29,8 +29,8 @@ def grouped_gemm(
         b: [L, K, N]; either of the last two strides is 1, so a transposed view needs no copy.
         offsets: int32 [L] on a's device, inclusive, non-decreasing. Values are clamped to [0, M], never trusted.
         out: [M, N] of a's dtype to write into, rows contiguous.
-        impl: `triton` (default on CUDA), `torch` (its device-scheduled kernel; raises where it would fall back to a host loop),
-            `host_loop` (bad example: one `.item()` per expert), `reference` (default on the CPU).
+        impl: `triton` (default on CUDA), `torch` (its device-scheduled kernel; raises where it would fall back to a
+            host loop), `host_loop` (bad example: one `.item()` per expert), `reference` (default on the CPU).
 
     Raises:
         ValueError, TypeError: a shape, dtype, device or layout is wrong; the message says which.
@@ -81,7 +81,7 @@ def grouped_gemm_wgrad(
 
 
 def grouped_linear(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
-    """Differentiable `grouped_gemm`; gradients of `a` from offsets[-1] on are left unwritten, as are the result's rows."""
+    """Differentiable `grouped_gemm`; rows from offsets[-1] on of the result and of a's gradient stay unwritten."""
     return _GroupedLinear.apply(a, b, offsets, impl)
 
 

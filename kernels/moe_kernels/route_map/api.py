@@ -63,13 +63,13 @@ def route_map(
 ) -> RouteMap:
     """Build the route map of one rank in at most three launches, without a host read.
 
-    Overflow drops, per destination, the highest local experts first, within one the highest sources, within one cell the
-    latest routes. The destination layout is a dense prefix: expert, then source, then token order.
+    Overflow drops, per destination, the highest local experts first, within one the highest sources, within one cell
+    the latest routes. The destination layout is a dense prefix: expert, then source, then token order.
 
     Args:
         expert_index: int32 or int64 [T, K], global expert ids; ids below 0 or >= E drop.
-        counts: int64 [R, E] or [R, R, L]: each source's routes per expert, after the count exchange. Row `rank` must be the
-            histogram of `expert_index`.
+        counts: int64 [R, E] or [R, R, L]: each source's routes per expert, after the count exchange. Row `rank` must be
+            the histogram of `expert_index`.
         rank: this rank.
         capacity: C, rows of every rank's buffer.
         impl: `triton` (default on CUDA) or `reference` (default on the CPU).

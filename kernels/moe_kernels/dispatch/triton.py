@@ -1,0 +1,77 @@
+"""Rowwise dispatch kernel: one program a token reads its row once and stores it to K owners."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from moe_kernels._launch import compile_safe, next_power_of_two, on_device
+from moe_kernels.peers import PeerTable
+
+BLOCK_D = 1024
+
+
+@triton.jit
+def _dispatch_kernel(
+    x_ptr,
+    rank_ptr,
+    row_ptr,
+    peer_ptr,
+    weight_ptr,
+    D: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    for start in tl.static_range(0, D, BLOCK_D):
+        c = start + tl.arange(0, BLOCK_D)
+        x = tl.load(x_ptr + token * D + c, mask=c < D, other=0.0)
+        for k in tl.static_range(K):
+            row = tl.load(row_ptr + token * K + k)
+            rank = tl.maximum(tl.load(rank_ptr + token * K + k), 0)
+            base = tl.load(peer_ptr + rank).to(tl.pointer_type(x_ptr.dtype.element_ty))
+            if ALIGNED:
+                base = tl.multiple_of(base, 16)
+            y = x
+            if WEIGHTED:
+                y = (x.to(tl.float32) * tl.load(weight_ptr + token * K + k).to(tl.float32)).to(x.dtype)
+            tl.store(base + row.to(tl.int64) * D + c, y, mask=c < tl.where(row >= 0, D, 0))
+
+
+@compile_safe("dispatch", mutates=("peers",))
+def _dispatch(
+    x: torch.Tensor,
+    dst_rank: torch.Tensor,
+    dst_row: torch.Tensor,
+    peers: list[torch.Tensor],
+    ptrs: torch.Tensor,
+    weights: torch.Tensor | None,
+) -> None:
+    tokens, width = x.shape
+    top_k = dst_row.shape[1]
+    if tokens == 0 or top_k == 0 or width == 0:
+        return
+    with on_device(x):
+        _dispatch_kernel[(tokens,)](
+            x,
+            dst_rank,
+            dst_row,
+            ptrs,
+            weights if weights is not None else x,
+            D=width,
+            K=top_k,
+            BLOCK_D=min(BLOCK_D, next_power_of_two(width)),
+            WEIGHTED=weights is not None,
+            ALIGNED=width * x.element_size() % 16 == 0,
+            num_warps=4,
+        )
+
+
+def dispatch(
+    x: torch.Tensor, dst_rank: torch.Tensor, dst_row: torch.Tensor, peers: PeerTable, weights: torch.Tensor | None
+) -> None:
+    """Store rows of x [T, D] into the peers' buffers."""
+    _dispatch(x, dst_rank, dst_row, list(peers.tensors), peers.ptrs, weights)
