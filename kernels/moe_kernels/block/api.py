@@ -257,8 +257,8 @@ class RoutedBlock(nn.Module):
             # Asking the peers again would make the host wait in every step; agreed sizes are simply binding.
             if not same_here or tokens != self._tokens:
                 raise ValueError(
-                    f"block {self.index}: {[x.shape[0] for x in x_TD]} tokens, but all ranks agreed on {self._tokens} per "
-                    f"rank in the dry run"
+                    f"block {self.index}: {[x.shape[0] for x in x_TD]} tokens, but all ranks agreed on {self._tokens} "
+                    f"per rank in the dry run"
                 )
         else:
             self._tokens = self.transport.require_equal("tokens per rank (T)", [x.shape[0] for x in x_TD])

@@ -23,10 +23,10 @@ class ForwardRecord:
 def route_metrics(record: ForwardRecord) -> dict[str, torch.Tensor]:
     """Return device tensors of the n hosted ranks.
 
-    `offered`, `accepted`, `dropped` int64 scalars; `dropped_by_source` int64 [n]; `per_expert_load` int64 [E], routes that
-    the hosted ranks' tokens ask of each expert; `received_load` int64 [n * L], rows that the hosted experts got;
-    `capacity_use` [n], received rows over capacity (1 where rows are not bounded); `confidence` scalar, mean over tokens of
-    the first choice's share of the K weights.
+    `offered`, `accepted`, `dropped` int64 scalars; `dropped_by_source` int64 [n]; `per_expert_load` int64 [E], routes
+    that the hosted ranks' tokens ask of each expert; `received_load` int64 [n * L], rows that the hosted experts got;
+    `capacity_use` [n], received rows over capacity (1 where rows are not bounded); `confidence` scalar, mean over
+    tokens of the first choice's share of the K weights.
 
     Source: report Table 51, route and drop statistics.
     """

@@ -109,9 +109,11 @@ class NvshmemTransport(Transport):
         self._check_counts(counts_E)
         (counts,) = counts_E
         if not self.host_barriers:
-            gathered = torch.empty(self.world_size, counts.numel(), dtype=torch.int64, device=self.device)
-            dist.all_gather_into_tensor(gathered, counts.contiguous(), group=self._device_group)
-            return gathered
+            gathered = torch.empty(self.world_size * counts.numel(), dtype=torch.int64, device=self.device)
+            # The first name is that of torch 2.13 on, which deprecates the second.
+            gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            gather(gathered, counts.contiguous(), group=self._device_group)
+            return gathered.view(self.world_size, -1)
         if self._counts is None or self._counts.tensors[0].shape[1] != counts.numel():
             self._counts = self.allocate(self.world_size, counts.numel(), torch.int64)
         for peer in self._counts.tensors:

@@ -56,7 +56,7 @@ class SharedMemoryTransport(Transport):
     def all_gather_counts(self, counts_E: Sequence[torch.Tensor]) -> torch.Tensor:
         self._check_counts(counts_E)
         gathered = torch.empty(self.world_size, counts_E[0].numel(), dtype=torch.int64)
-        dist.all_gather_into_tensor(gathered, counts_E[0].contiguous(), group=self.group)
+        dist.all_gather(list(gathered.unbind(0)), counts_E[0].contiguous(), group=self.group)
         return gathered
 
     def all_gather_host(self, values: Sequence[int]) -> list[int]:
