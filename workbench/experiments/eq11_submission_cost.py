@@ -26,7 +26,7 @@ class SubmissionCostParams(Params):
     """Parameters of the launch family."""
 
     counts: tuple[int, ...] = param((1, 4, 16, 64, 128, 256), "repetitions of each unit", min=1, max=400)
-    repeats: int = param(20, "timed calls of each region", min=5, max=500)
+    repeats: int = param(32, "timed calls of each region", min=5, max=500)
     level: float = param(0.95, "coverage of the intervals", min=0.5, max=0.999, analysis=True)
 
 
@@ -37,7 +37,7 @@ def measure(params: SubmissionCostParams, recorder: Any) -> list[dict[str, Any]]
 
     per_us = spin_cycles_per_us()
     members = family(params.counts)
-    rounds = 4
+    rounds = 8
     recorder.set(
         "protocol",
         timer="perf_counter_ns behind a spin kernel",
@@ -74,14 +74,17 @@ def measure(params: SubmissionCostParams, recorder: Any) -> list[dict[str, Any]]
 
 
 def fit(result: Result) -> Any:
-    """Fit the family's medians; see `workbench.models.regression.Fit`."""
+    """Fit the family's 20th percentiles; see `workbench.models.regression.Fit`.
+
+    A shared host has slow spells of seconds that double every cost; the lower quantile is the undisturbed cost.
+    """
     import numpy as np
 
     from workbench.models.regression import least_squares
 
     t = result.table
     design = np.column_stack([np.ones(t.height), t["launches"], t["operators"], t["views"], t["modules"]]).astype(float)
-    return least_squares(design, t["submit_us_p50"].to_numpy(), level=result.params.level)
+    return least_squares(design, t["submit_us_p20"].to_numpy(), level=result.params.level)
 
 
 def api_costs(result: Result) -> list[dict[str, Any]]:
@@ -119,7 +122,7 @@ def draw(result: Result) -> go.Figure:
 
     f = fit(result)
     t = result.table
-    measured = t["submit_us_p50"].to_numpy()
+    measured = t["submit_us_p20"].to_numpy()
     fitted = measured - f.residuals
     fig = figure("Submission time, measured and by Equation 11", rows=2, height=620, row_heights=[0.7, 0.3])
     units = t["region"].str.replace(r"^\d+ x ", "")
@@ -156,7 +159,7 @@ def draw(result: Result) -> go.Figure:
         align="left",
         yanchor="top",
     )
-    fig.update_yaxes(title="measured (us)", row=1, col=1)
+    fig.update_yaxes(title="measured, p20 (us)", row=1, col=1)
     fig.update_yaxes(title="residual (us)", row=2, col=1)
     fig.update_xaxes(title="fitted (us)", row=2, col=1)
     return fig
