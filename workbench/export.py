@@ -221,9 +221,13 @@ class _Page:
             return "".join(self.output(output) for output in _merged(state["outputs"]))
         if saved.get("model_name") == "HTMLModel":
             return f'<div class="html">{state.get("value", "")}</div>'
-        if "value" in state and state.get("description"):
-            return _text(f"{state['description']}: {state['value']}", "plain")
-        return ""
+        value = state.get("value")
+        if value is None and state.get("_options_labels") and state.get("index") is not None:
+            value = state["_options_labels"][state["index"]]
+        if value is None or not state.get("description"):
+            return ""
+        shown = html.escape(f"{state['description']}: {value}")
+        return f'<span class="setting">{shown}</span>'
 
     def live(self, model_id: str, saved: Mapping[str, Any]) -> str:
         state = {k: v for k, v in saved["state"].items() if k not in ("_esm", "_css")}

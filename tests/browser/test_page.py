@@ -221,13 +221,21 @@ def test_code_and_long_outputs_are_folded(shown: Any, exported: Path) -> None:
 
 def test_plotly_figures_and_other_widgets(open_page: Any, tmp_path: Path) -> None:
     figure = go.Figure(go.Bar(x=["a"], y=[1]), layout={"title": {"text": "bars"}})
-    box = ipywidgets.VBox([ipywidgets.IntSlider(3, description="steps"), ipywidgets.HTML("<b>bold</b>")])
+    choice = ipywidgets.Dropdown(options=["<i>", "other"], value="<i>", description="shape")
+    steps = ipywidgets.IntSlider(3, description="steps")
+    box = ipywidgets.VBox([steps, choice, ipywidgets.HTML("<b>bold</b>")])
     nbformat.write(notebook_of(figure, box), tmp_path / "run.ipynb")
     page_file = to_html(tmp_path / "run.ipynb", tmp_path / "pages" / "run.html", tmp_path / "the assets")
     watched = open_page(page_file.as_uri(), offline=True)
     watched.page.locator(".main-svg").first.wait_for()
-    assert watched.page.locator(".gtitle").text_content() == "bars"
-    assert "steps: 3" in watched.page.locator("main").inner_text()
+    title = watched.page.locator(".gtitle")
+    assert title.text_content() == "bars"
+    light = title.evaluate("e => getComputedStyle(e).fill")
+    watched.page.emulate_media(color_scheme="dark")
+    watched.page.wait_for_function(
+        "(light) => getComputedStyle(document.querySelector('.gtitle')).fill !== light", arg=light
+    )
+    assert watched.page.locator(".setting").all_inner_texts() == ["steps: 3", "shape: <i>"]
     assert watched.page.locator("b", has_text="bold").count() == 1
     assert watched.errors == []
     assert watched.failed == []

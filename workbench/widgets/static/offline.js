@@ -68,11 +68,21 @@ async function showWidget(place) {
 }
 
 for (const place of document.querySelectorAll("[data-model]")) showWidget(place);
-for (const place of document.querySelectorAll("[data-figure]")) {
-  const { data, layout, frames } = page.figures[place.dataset.figure];
+// A figure's mid grey serves any page; this page knows its own ink, and error bars would stay near black.
+function drawFigure(place) {
+  const { data, layout, frames } = structuredClone(page.figures[place.dataset.figure]);
+  const ink = getComputedStyle(document.body).color;
+  const template = ((layout.template ??= {}).layout ??= {});
+  template.font = { ...template.font, color: ink };
+  const bars = { error_x: { color: ink }, error_y: { color: ink } };
+  layout.template.data = { bar: [bars], scatter: [bars], ...layout.template.data };
   place.replaceChildren();
   Plotly.newPlot(place, { data, layout, frames, config: { responsive: true, displaylogo: false } });
 }
+
+const figures = document.querySelectorAll("[data-figure]");
+figures.forEach(drawFigure);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => figures.forEach(drawFigure));
 
 const toggle = document.getElementById("show-code");
 toggle.addEventListener("click", () => {
