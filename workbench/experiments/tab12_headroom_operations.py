@@ -19,8 +19,8 @@ class HeadroomOperationsParams(Params):
 
 
 KNOWN = {
-    "compiled pointwise chain, 8192 x 4096": "fusion shortens this chain's device time more than its submission: checking "
-    "the compiled region's guards costs the host more than one fused kernel of this size lasts",
+    "compiled pointwise chain, 8192 x 4096": "fusion shortens this chain's device time more than its submission: "
+    "checking the compiled region's guards costs the host more than one fused kernel of this size lasts",
 }
 """Operations that stand on the other side of the report's classification, and why."""
 
@@ -137,7 +137,7 @@ EXPERIMENT = Experiment(
     slug="tab12_headroom_operations",
     group="s08_sync_free",
     title="Table 12, measured: what builds, consumes and stops headroom",
-    claim="Large GEMMs, attention, compiled regions and backward build headroom; small work consumes it; a D2H read stops it.",
+    claim="Large GEMMs, attention, compiled regions and backward build headroom, small work consumes it, a read stops it.",
     kind="measured",
     anchor="Section 8.1, Table 12",
     params=HeadroomOperationsParams,

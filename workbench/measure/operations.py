@@ -115,7 +115,7 @@ def operations() -> list[Operation]:
             "consumes",
             quiet(lambda: _route_map(logits)),
         ),
-        Operation("x.item()", "Device-to-host synchronization", "stops", quiet(lambda: scalar.item())),
+        Operation("x.item()", "Device-to-host synchronization", "stops", quiet(scalar.item)),
         # Not rows of the table: the forward that the backward is compared with, and the chain without fusion.
         Operation("forward of a transformer layer", "", "", forward),
         Operation("eager pointwise chain, 8192 x 4096", "", "", quiet(lambda: chain(big))),
