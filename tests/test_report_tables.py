@@ -204,6 +204,16 @@ def test_table_50_reads_as_the_report(report):
     assert got == lines
 
 
+def test_units_and_quantity_names_are_known():
+    units = {"nodes", "GPUs", "MiB", "version", "name", "links", "GB/s", "rails", "Gb/s", "state"}
+    assert {r["unit"] for r in printed_rows(45)} == units
+    units = {"blocks", "columns", "experts", "ratio", "tokens", "Mi", "B", "ranks", "%", "x", "microbatches"}
+    assert {r["unit"] for r in printed_rows(47)} == units
+    for number in (45, 47):
+        names = [r["quantity"] for r in printed_rows(number)]
+        assert len(set(names)) == len(names) and all(re.fullmatch(r"[a-z][A-Za-z0-9_]*", n) for n in names)
+
+
 def test_table_50_uses_follow_the_observation():
     words = {
         "headline": "Headline",
