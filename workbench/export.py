@@ -158,10 +158,8 @@ class _Page:
         return default
 
     def cell(self, cell: Any) -> dict[str, Any]:
-        from nbconvert.filters import markdown2html
-
         if cell.cell_type == "markdown":
-            return {"kind": "text", "html": _raw(markdown2html(cell.source))}
+            return {"kind": "text", "html": _raw(_markdown(cell.source))}
         if cell.cell_type != "code":
             return {"kind": "text", "html": _raw(f"<pre>{html.escape(cell.source)}</pre>")}
         tags = cell.metadata.get("tags", [])
@@ -201,9 +199,7 @@ class _Page:
                 encoded = html.escape("".join(data[mime].split()), quote=True)
                 return f'<img class="image" alt="" src="data:{mime};base64,{encoded}">'
         if "text/markdown" in data:
-            from nbconvert.filters import markdown2html
-
-            return str(markdown2html(data["text/markdown"]))
+            return _markdown(data["text/markdown"])
         return _text(data["text/plain"], "plain") if "text/plain" in data else ""
 
     def widget(self, model_id: str, seen: frozenset[str] = frozenset()) -> str:
@@ -254,6 +250,48 @@ def _merged(outputs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         else:
             merged.append(output)
     return merged
+
+
+SYMBOLS = {
+    "approx": "≈",
+    "ge": "≥",
+    "geq": "≥",
+    "le": "≤",
+    "leq": "≤",
+    "cdot": "·",
+    "times": "×",
+    "to": "→",
+    ",": "\u2009",
+}
+
+
+def _markdown(text: str) -> str:
+    """Return markdown as HTML with simple formulas set in plain HTML: MathJax would have to come from a network."""
+    from nbconvert.filters import markdown2html
+
+    parts = re.split(r"(<(code|pre)\b.*?</\2>)", str(markdown2html(text)), flags=re.S)
+    shown = []
+    for i, part in enumerate(parts):
+        if i % 3 == 0:
+            shown.append(re.sub(r"(\$\$?)([^$<>]+)\1", lambda found: _formula(found[2]) or found[0], part))
+        elif i % 3 == 1:
+            shown.append(part)
+    return "".join(shown)
+
+
+def _formula(tex: str) -> str | None:
+    """Return a formula of names, indices and common signs as HTML; None where it holds anything else."""
+    upright = re.sub(r"\\(?:mathrm|text|operatorname)\{([\w .]*)\}", r"{\1}", tex)
+    signs = re.sub(r"\\([a-z]+|,) ?", lambda found: SYMBOLS.get(found[1], found[0]), upright)
+    italic = re.sub(r"(?<![\w{])([A-Za-z])(?=[_^]|\b)(?![\w ]*\})", r"<i>\1</i>", signs)
+    raised = re.sub(r"([_^])(?:\{([^{}]*)\}|(\w))", _script, italic)
+    plain = re.sub(r"\{([^{}]*)\}", r"\1", raised)
+    return None if re.search(r"[\\{}_^]", plain) else f'<span class="formula">{plain}</span>'
+
+
+def _script(found: re.Match[str]) -> str:
+    tag = "sub" if found[1] == "_" else "sup"
+    return f"<{tag}>{found[2] if found[2] is not None else found[3]}</{tag}>"
 
 
 def _code(source: str) -> str:
