@@ -155,12 +155,12 @@ class Columns:
     op_lane: np.ndarray
     op_label: Sequence[str]
     lanes: tuple[tuple[int, int], ...]
-    argument: np.ndarray | None = None
-    wait_kind: np.ndarray | None = None
-    lane_of_step: np.ndarray | None = None
-    dep_first: np.ndarray | None = None
-    dep_op: np.ndarray | None = None
-    range_of_step: np.ndarray | None = None
+    argument: np.ndarray = None  # type: ignore[assignment]
+    wait_kind: np.ndarray = None  # type: ignore[assignment]
+    lane_of_step: np.ndarray = None  # type: ignore[assignment]
+    dep_first: np.ndarray = None  # type: ignore[assignment]
+    dep_op: np.ndarray = None  # type: ignore[assignment]
+    range_of_step: np.ndarray = None  # type: ignore[assignment]
     range_name: Sequence[str] = ()
     range_level: Sequence[str] = ()
     range_parent: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -260,9 +260,9 @@ def simulate(program: Program | Columns) -> Timeline:
     dtype = np.int64 if exact else np.float64
     n, m = len(c.kind), len(c.op_duration)
     kind, cost, first_op = c.kind.tolist(), c.cost.astype(dtype).tolist(), c.first_op.tolist()
-    argument, wait_kind, lane_of_step = (a.tolist() for a in (c.argument, c.wait_kind, c.lane_of_step))  # type: ignore[union-attr]
+    argument, wait_kind, lane_of_step = (a.tolist() for a in (c.argument, c.wait_kind, c.lane_of_step))
     duration, lane = c.op_duration.astype(dtype).tolist(), np.asarray(c.op_lane).tolist()
-    dep_first, dep_op = c.dep_first.tolist(), c.dep_op.tolist()  # type: ignore[union-attr]
+    dep_first, dep_op = c.dep_first.tolist(), c.dep_op.tolist()
     threads, thread = np.unique(c.thread, return_inverse=True)
     thread = thread.tolist()
     zero = dtype(0).item()
@@ -435,7 +435,7 @@ def program_to_json(program: Program) -> dict[str, Any]:
         if isinstance(item, Submit):
             out["ops"] = [plain(op) for op in item.ops]
         if "after" in out:
-            out["after"] = list(item.after)
+            out["after"] = list(out["after"])
         return {k: v for k, v in out.items() if v is not None}
 
     names = {cls: kind for kind, cls in _JSON_KINDS.items()}
