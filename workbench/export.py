@@ -52,13 +52,7 @@ def to_html(
     assets = Path(assets_dir) if assets_dir is not None else target.parent / "assets"
     try:
         notebook = nbformat.read(source, as_version=4)
-    except (
-        nbformat.reader.NotJSONError,
-        nbformat.ValidationError,
-        UnicodeDecodeError,
-        AttributeError,
-        KeyError,
-    ) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, nbformat.ValidationError) as error:
         raise ValueError(f"{source}: expected a Jupyter notebook, got {type(error).__name__}: {error}") from error
     page = _Page(notebook)
     cells = [page.cell(cell) for cell in notebook.cells]
