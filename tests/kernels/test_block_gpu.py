@@ -124,12 +124,12 @@ def test_waits_of_a_training_step(nccl, path, expected):
     """Two routed blocks, two microbatches: the synchronized path waits once per routed-block forward, rowwise never."""
     options = {"transport": VirtualTransport(1, "cuda")} if path == "rowwise" else {}
     config = small_config(router_mode="learned")
-    config = replace(config, width=64, heads=4, kv_heads=2, head_dim=16, vocabulary=8192, max_sequence=512,
+    config = replace(config, width=64, heads=4, kv_heads=2, head_dim=16, vocabulary=8192, max_sequence=2048,
                      block=replace(config.block, width=64, expert_width=32, shared_width=32), lbl_coefficient=0.01,
                      z_coefficient=1e-3)  # fmt: skip
     model = DevelopmentModel(config, path=path, device="cuda", dtype=torch.bfloat16, **options)
     step = TrainStep(model, make_optimizer(model))
-    batch = [tuple(torch.randint(0, 8192, (2, 512), device="cuda") for _ in range(2)) for _ in range(2)]
+    batch = [tuple(torch.randint(0, 8192, (2, 2048), device="cuda") for _ in range(2)) for _ in range(2)]
     waits = count_host_waits(lambda: step(batch))
     assert sum(waits.calls.values()) == expected, waits
     assert waits.pageable_d2h == 0
