@@ -22,7 +22,7 @@ export function h(tag, attributes = {}, ...children) {
 export class Panel {
   /**
    * @param source ProgramSource or RecordedSource
-   * @param options {title, badge, caption, cursor, window, values, table, labels, theme(), onchange(state)}
+   * @param options {title, heading, badge, caption, cursor, window, values, table, labels, theme(), onchange(state)}
    */
   constructor(source, options) {
     this.source = source;
@@ -91,7 +91,7 @@ export class Panel {
     this.readoutCards = [];
     this.readoutList = h("dl", { class: "hw-readouts" });
     const element = h("section", { class: "hw-panel", "aria-label": this.options.title || "timeline" });
-    if (this.options.title) element.append(h("h4", { class: "hw-panel-title" }, this.options.title));
+    if (this.options.heading) element.append(h("h4", { class: "hw-panel-title" }, this.options.heading));
     element.append(
       h("div", { class: "hw-bar" }, this.legend, tools),
       this.stage,

@@ -175,8 +175,9 @@ function drawBox(surface, row, i, x0, x1, place, theme, [first, last]) {
   const gap = style.hatch ? 0 : Math.min(1.5, width * 0.2);
   surface.rect(x0, place.y, width - gap, place.height, { ...style, radius: place.height > 24 ? 3 : 2 });
   if (kind === "sync_wait" && row.dots && width > 12) {
-    surface.dot(x0 + 5, place.y + place.height - 6, 3.5, { fill: theme.colours.sync_wait, stroke: theme.background });
-    surface.dot(x1 - 5, place.y + place.height - 6, 3.5, { fill: theme.ink, stroke: theme.background });
+    const y = place.y + place.height - 6;
+    surface.dot(x0 + 5, y, 3.5, { fill: theme.colours.sync_wait, stroke: "#ffffff" });
+    surface.dot(x1 - 5, y, 3.5, { fill: "#101010", stroke: "#ffffff" });
   }
   // The label stands in the middle of the part that is in view.
   const [from, to] = [Math.max(x0, first), Math.min(x1 - gap, last)];

@@ -73,11 +73,15 @@ async function fill(model, root, spec, cleanups) {
     }, 500);
   };
   cleanups.push(() => clearTimeout(saving));
+  const tabbed = spec.layout === "tabs" && spec.panels?.length > 1;
   const add = (id, source, options) => {
     const kept = saved[id] ?? {};
-    const fullTitle = [spec.title, options.title].filter(Boolean).join(" · ");
+    const fullTitle = [...new Set([spec.title, options.title])].filter(Boolean).join(" · ");
+    // The switch and the title above say it already.
+    const heading = tabbed || options.title === spec.title ? "" : options.title;
     const panel = new Panel(source, {
       ...options,
+      heading,
       fullTitle,
       badge: spec.badge,
       labels: spec.labels,
@@ -99,7 +103,7 @@ async function fill(model, root, spec, cleanups) {
   } else {
     for (const p of spec.panels) add(p.id, new ProgramSource(p), { title: p.title, caption: p.caption, cursor: p.cursor });
     const elements = [...panels.values()].map((p) => p.element);
-    if (spec.layout === "tabs" && elements.length > 1) root.append(tabs(spec.panels, elements, spec.switch));
+    if (tabbed) root.append(tabs(spec.panels, elements, spec.switch));
     root.append(...elements);
   }
 
