@@ -170,8 +170,11 @@ def draw(result: Result, panels: Sequence[tuple[str, str, str, str]]) -> go.Figu
     fig.update_layout(
         margin_t=140, legend={"yref": "container", "yanchor": "top", "y": 1 - 72 / pixels, "traceorder": "normal"}
     )
-    for note in fig.layout.annotations:
-        note.update(x=0, xanchor="left", font={"size": 13})
+    fig.update_annotations(x=0, xanchor="left", font={"size": 13})
+    # Neighbouring boxes of one colour need an edge, and a label that does not fit is left to the hover text.
+    solid = {"marker.pattern.shape": "", "type": "bar"}
+    fig.update_traces(marker_line={"color": "rgba(255,255,255,0.85)", "width": 1.2}, selector=solid)
+    fig.update_layout(uniformtext={"minsize": 10, "mode": "hide"})
     return fig
 
 
