@@ -75,14 +75,14 @@ def checks(result: Result) -> list[Check]:
     rows = {r["operation"]: r for r in result.table.to_dicts()}
     for r in rows.values():
         if r["row"]:
+            agrees = r["measured"] == r["report"]
             ratio = (
                 "host held up"
                 if r["waited"]
                 else f"{r['device_us_p50'] / r['submit_us_p50']:.2f} device us per submit us"
             )
-            out.append(
-                Check(f"{r['operation']}: {r['report']} headroom ({r['row']})", r["measured"] == r["report"], ratio)
-            )
+            known = "" if agrees else KNOWN.get(r["operation"], "")
+            out.append(Check(f"{r['operation']}: {r['report']} headroom ({r['row']})", agrees, ratio, known))
     fwd, bwd = rows["forward of a transformer layer"], rows["backward of a transformer layer"]
     ratio = bwd["device_us_p50"] / fwd["device_us_p50"]
     out.append(Check("backward launches roughly twice the forward's device work", 1.5 <= ratio <= 2.5, f"{ratio:.2f}x"))
@@ -92,6 +92,10 @@ def checks(result: Result) -> list[Check]:
             "the autograd engine submits with less host time per launch than the Python forward",
             per_launch < 1,
             f"{per_launch:.2f}x",
+            ""
+            if per_launch < 1
+            else "this forward is cheap Python, one module deep, and the backward pays for waking the "
+            "engine's thread and for two products a node; the parts are not separated here",
         )
     )
     return out
@@ -137,12 +141,12 @@ EXPERIMENT = Experiment(
     slug="tab12_headroom_operations",
     group="s08_sync_free",
     title="Table 12, measured: what builds, consumes and stops headroom",
-    claim="Large GEMMs, attention, compiled regions and backward build headroom, small work consumes it, a read stops it.",
+    claim="Large GEMMs, attention, compiled regions and backward build headroom; small work consumes it; a read stops it",
     kind="measured",
     anchor="Section 8.1, Table 12",
     params=HeadroomOperationsParams,
     figure=draw,
     checks=checks,
     measure=measure,
-    recording=None,
+    recording="2026-11-29_h200_fe90ff6",
 )
