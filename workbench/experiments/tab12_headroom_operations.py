@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -102,38 +103,42 @@ def checks(result: Result) -> list[Check]:
 
 
 def draw(result: Result) -> go.Figure:
-    """Draw device time against submission time; the diagonal is where headroom neither grows nor shrinks."""
+    """Draw the device time that each microsecond of submission buys; at 1 headroom neither grows nor shrinks."""
     import plotly.graph_objects as go
 
-    from workbench.plotting import COLOURS, GRID, figure
+    from workbench.plotting import COLOURS, INK, figure
 
-    style = {"builds": ("gpu_execute", "circle"), "consumes": ("cpu_submit", "square"), "stops": ("sync_wait", "x")}
-    rows = result.table.to_dicts()
-    fig = figure("Device time bought by each submission", height=560)
-    low = min(min(r["device_us_p50"], r["submit_us_p50"]) for r in rows) / 2
-    high = max(max(r["device_us_p50"], r["submit_us_p50"]) for r in rows) * 2
-    fig.add_trace(
-        go.Scatter(x=[low, high], y=[low, high], mode="lines", line={"color": GRID, "dash": "dash"}, name="break-even")
-    )
-    for name, (colour, symbol) in style.items():
+    colours = {"builds": "gpu_execute", "consumes": "cpu_submit", "stops": "sync_wait"}
+    rows = sorted(result.table.to_dicts(), key=lambda r: r["device_us_p50"] / r["submit_us_p50"])
+    fig = figure("Device time bought by each microsecond of submission", height=170 + 27 * len(rows))
+    for name, colour in colours.items():
         part = [r for r in rows if r["measured"] == name]
         fig.add_trace(
-            go.Scatter(
-                x=[r["submit_us_p50"] for r in part],
-                y=[r["device_us_p50"] for r in part],
-                mode="markers+text",
-                text=[r["operation"] for r in part],
-                textposition="top center",
-                textfont={"size": 10},
+            go.Bar(
+                orientation="h",
+                y=[r["operation"] for r in part],
+                x=[r["device_us_p50"] / r["submit_us_p50"] for r in part],
                 name=f"measured: {name}",
-                marker={"color": COLOURS[colour], "symbol": symbol, "size": 11},
+                marker={
+                    "color": COLOURS[colour],
+                    "pattern": {"shape": "x" if name == "stops" else "", "solidity": 0.3},
+                },
+                text=[f"{r['device_us_p50']:.0f} / {r['submit_us_p50']:.0f} us" for r in part],
+                textposition="outside",
+                cliponaxis=False,
                 customdata=[(r["row"] or "not a row of Table 12", r["report"] or "none", r["launches"]) for r in part],
-                hovertemplate="%{text}<br>submit %{x:.1f} us, device %{y:.1f} us<br>%{customdata[0]}<br>"
+                hovertemplate="%{y}<br>%{text} (device / submission)<br>%{customdata[0]}<br>"
                 "report: %{customdata[1]}; %{customdata[2]} device operations<extra></extra>",
             )
         )
-    fig.update_xaxes(type="log", title="submission time (us, log)")
-    fig.update_yaxes(type="log", title="device time (us, log)")
+    fig.add_vline(
+        x=1, line={"color": INK, "dash": "dash"}, annotation_text="break-even", annotation_position="bottom right"
+    )
+    top = max(r["device_us_p50"] / r["submit_us_p50"] for r in rows)
+    fig.update_xaxes(
+        type="log", dtick=1, title="device us per submission us (log)", range=[-2.1, math.log10(top) + 0.8]
+    )
+    fig.update_yaxes(categoryorder="array", categoryarray=[r["operation"] for r in rows])
     return fig
 
 
@@ -141,7 +146,7 @@ EXPERIMENT = Experiment(
     slug="tab12_headroom_operations",
     group="s08_sync_free",
     title="Table 12, measured: what builds, consumes and stops headroom",
-    claim="Large GEMMs, attention, compiled regions and backward build headroom; small work consumes it; a read stops it",
+    claim="GEMMs, attention, compiled regions and backward build headroom; small work consumes it; a read stops it.",
     kind="measured",
     anchor="Section 8.1, Table 12",
     params=HeadroomOperationsParams,
