@@ -131,9 +131,9 @@ def draw(result: Result) -> go.Figure:
                 "report: %{customdata[1]}; %{customdata[2]} device operations<extra></extra>",
             )
         )
-    fig.add_vline(
-        x=1, line={"color": INK, "dash": "dash"}, annotation_text="break-even", annotation_position="bottom right"
-    )
+    fig.add_vline(x=1, line={"color": INK, "dash": "dash"})
+    # Annotations take log10 of a log axis's value.
+    fig.add_annotation(x=0, y=1, yref="paper", text="break-even", showarrow=False, xanchor="left", yanchor="bottom")
     top = max(r["device_us_p50"] / r["submit_us_p50"] for r in rows)
     fig.update_xaxes(
         type="log", dtick=1, title="device us per submission us (log)", range=[-2.1, math.log10(top) + 0.8]
