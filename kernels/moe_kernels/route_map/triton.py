@@ -53,12 +53,12 @@ def _count_kernel(
         local = cell // R
         source = cell % R
         inside = cell < E
-        at = source * E + destination * L + local
-        wanted = tl.load(counts_ptr + at, mask=inside, other=0)
+        slot = source * E + destination * L + local
+        wanted = tl.load(counts_ptr + slot, mask=inside, other=0)
         end = tl.cumsum(wanted, axis=0)
         start = tl.minimum(end - wanted, capacity)
         end = tl.minimum(end, capacity)
-        tl.store(kept_ptr + at, end - start, mask=inside)
+        tl.store(kept_ptr + slot, end - start, mask=inside)
         mine = inside & (source == RANK)
         tl.store(base_ptr + destination * L + local, start.to(tl.int32), mask=mine)
         if destination == RANK:
