@@ -5,6 +5,7 @@ import { formatValue, niceCeiling } from "./picture.js";
 
 const STEP_KINDS = { submit: "cpu_submit", work: "host_work", wait: "sync_wait", record: "host_work", stream_wait: "host_work" };
 const KINDS = ["cpu_submit", "host_work", "sync_wait", "gpu_execute", "idle"];
+const KIND_INDEX = Object.fromEntries(KINDS.map((kind, i) => [kind, i]));
 const CURVES = { queued_blocks: queue.queuedBlocksCurve, blocks_ahead: queue.blocksAheadCurve };
 
 function setAt(program, path, value) {
@@ -26,19 +27,35 @@ function curveOf(sim, name, device = 0) {
   return known.get(id);
 }
 
-function lane(label, boxes) {
-  const shown = boxes.filter((b) => b[1] > b[0]).sort((a, b) => a[0] - b[0]);
-  return {
-    type: "lane",
-    label,
-    kinds: KINDS,
-    start: Float64Array.from(shown, (b) => b[0]),
-    end: Float64Array.from(shown, (b) => b[1]),
-    kind: Uint8Array.from(shown, (b) => KINDS.indexOf(b[2])),
-    name: (i) => shown[i][3],
-    tone: shown.map((b) => b[4]),
-    dots: true,
-  };
+// Parallel arrays, filled in order of time: ten thousand small objects and a sort would cost most of a redraw.
+class Boxes {
+  constructor() {
+    Object.assign(this, { start: [], end: [], kind: [], names: [], tone: [] });
+  }
+
+  add(start, end, kind, name, tone) {
+    if (end <= start) return;
+    this.start.push(start);
+    this.end.push(end);
+    this.kind.push(KIND_INDEX[kind]);
+    this.names.push(name);
+    this.tone.push(tone);
+  }
+
+  row(label) {
+    const { names, tone } = this;
+    return {
+      type: "lane",
+      label,
+      kinds: KINDS,
+      start: Float64Array.from(this.start),
+      end: Float64Array.from(this.end),
+      kind: Uint8Array.from(this.kind),
+      name: (i) => names[i],
+      tone,
+      dots: true,
+    };
+  }
 }
 
 export class ProgramSource {
@@ -95,22 +112,28 @@ export class ProgramSource {
   }
 
   laneRow(sim, row) {
+    const boxes = new Boxes();
     if (row.lane.startsWith("cpu")) {
-      const steps = sim.threads.get(Number(row.lane.slice(3))) ?? [];
-      return lane(
-        row.label,
-        steps.filter((i) => STEP_KINDS[sim.steps[i].kind]).map((i) => {
-          const step = sim.steps[i];
-          return [sim.hostStart[i], sim.hostEnd[i], STEP_KINDS[step.kind], step.label ?? step.event ?? "", step.tone];
-        }),
-      );
+      for (const i of sim.threads.get(Number(row.lane.slice(3))) ?? []) {
+        const step = sim.steps[i];
+        const kind = STEP_KINDS[step.kind];
+        if (kind) boxes.add(sim.hostStart[i], sim.hostEnd[i], kind, step.label ?? step.event ?? "", step.tone);
+      }
+      return boxes.row(row.label);
     }
-    const ops = sim.lanes.get(row.lane) ?? [];
-    const boxes = ops.map((j) => [sim.start[j], sim.end[j], "gpu_execute", sim.ops[j].label, sim.ops[j].tone]);
     const device = Number(row.lane.slice(3).split("/")[0]);
     const span = queue.activeSpan(sim, device);
-    if (span) for (const [a, b] of queue.idleIntervals(sim, device, ...span)) boxes.push([a, b, "idle", "idle"]);
-    return lane(row.label, boxes);
+    const idle = span ? queue.idleIntervals(sim, device, ...span) : [];
+    let gap = 0;
+    const idleBefore = (time) => {
+      for (; gap < idle.length && idle[gap][0] < time; gap++) boxes.add(...idle[gap], "idle", "idle");
+    };
+    for (const j of sim.lanes.get(row.lane) ?? []) {
+      idleBefore(sim.start[j]);
+      boxes.add(sim.start[j], sim.end[j], "gpu_execute", sim.ops[j].label, sim.ops[j].tone);
+    }
+    idleBefore(Infinity);
+    return boxes.row(row.label);
   }
 
   curveRow(sim, row) {
