@@ -1,0 +1,740 @@
+// MXFP8 kernels for sm_90a: row quantise / fold, and the grouped GEMM out[m, n] = 2^(ea[m] + ew[e, n] - 254) * sum_k a[m, k] w[e, n, k]
+// on folded operands (one power-of-two scale per row). Group ends are int32 on the device; one launch walks them.
+//   mx_rows   one warp per row: bf16 -> canonical MX | folded MX | row-scaled, and canonical MX -> folded
+//   mx_small  weights are the 64-row MMA operand, tokens its NT columns; tokens are folded or quantised in the prologue,
+//             while the weight pipeline is already filling
+//   mx_big    persistent, 128 x BN tiles, one producer warp and two consumer warpgroups, optional 2-CTA multicast
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "wgmma_e4m3.cuh"
+
+namespace {
+
+constexpr int kChunk = 128;  // bytes of K in one stage: one row of the 128-byte swizzle
+constexpr int kMaxExperts = 256;
+constexpr int kSpreadLimit = 8;
+
+// ---------------------------------------------------------------- PTX
+__device__ __forceinline__ uint32_t smem_addr(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+__device__ __forceinline__ void bar_init(uint32_t bar, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
+}
+__device__ __forceinline__ void bar_expect(uint32_t bar, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void bar_arrive(uint32_t bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+__device__ __forceinline__ void bar_arrive_at(uint32_t bar, int cta) {
+    asm volatile(
+        "{\n.reg .b32 ra;\nmapa.shared::cluster.u32 ra, %0, %1;\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [ra];\n}" ::"r"(bar), "r"(cta) : "memory");
+}
+__device__ __forceinline__ void bar_wait(uint32_t bar, int parity) {
+    asm volatile(
+        "{\n.reg .pred p;\nW: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra D;\nbra W;\nD:\n}" ::"r"(bar), "r"(parity)
+        : "memory");
+}
+__device__ __forceinline__ void tma_load(uint32_t dst, const CUtensorMap* map, int x, int y, uint32_t bar) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(dst), "l"(map),
+        "r"(x), "r"(y), "r"(bar) : "memory");
+}
+__device__ __forceinline__ void tma_load_pair(uint32_t dst, const CUtensorMap* map, int x, int y, uint32_t bar) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst),
+        "l"(map), "r"(x), "r"(y), "r"(bar), "h"(static_cast<uint16_t>(3)) : "memory");
+}
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
+template <int R>
+__device__ __forceinline__ void pin(float (&d)[R]) {
+#pragma unroll
+    for (int i = 0; i < R; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+__device__ __forceinline__ void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ __forceinline__ void fence_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void wait_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void release_next_grid() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ int cluster_rank() {
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return static_cast<int>(r);
+}
+// K-major operand, 128-byte swizzle: 8-row groups are 1024 bytes apart.
+__device__ __forceinline__ uint64_t descriptor(uint32_t addr) {
+    return static_cast<uint64_t>((addr & 0x3FFFF) >> 4) | (uint64_t{1} << 16) | (uint64_t{64} << 32) | (uint64_t{1} << 62);
+}
+
+// ---------------------------------------------------------------- E8M0
+__device__ __forceinline__ float scale_value(int byte) {
+    return __int_as_float(byte == 255 ? 0x7FFFFFFF : byte == 0 ? 0x00400000 : byte << 23);
+}
+__device__ __forceinline__ float inverse_scale(int byte) { return __int_as_float(byte >= 254 ? 0x00400000 : (254 - byte) << 23); }
+
+template <bool RCEIL>
+__device__ __forceinline__ int block_exponent(uint32_t amax_bf16_bits) {
+    const int e = static_cast<int>(amax_bf16_bits >> 7);
+    if (e == 255) return 255;
+    return max(e - 8 + (RCEIL && (amax_bf16_bits & 127) > 96), 0);
+}
+
+__device__ __forceinline__ uint32_t amax_pair(uint32_t a, uint32_t b) { return __vmaxu2(a & 0x7FFF7FFFu, b & 0x7FFF7FFFu); }
+
+__device__ __forceinline__ uint32_t to_e4m3x2(float lo, float hi) {
+    return __nv_cvt_float2_to_fp8x2(make_float2(lo, hi), __NV_SATFINITE, __NV_E4M3);
+}
+__device__ __forceinline__ uint32_t shift_e4m3x2(uint32_t pair, __half2 factor) {
+    const __half2_raw h = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(pair), __NV_E4M3);
+    const __half2 r = __hmul2(__half2(h), factor);
+    return __nv_cvt_halfraw2_to_fp8x2(static_cast<__half2_raw>(r), __NV_SATFINITE, __NV_E4M3);
+}
+// 2^-d; d > 24 gives 0, and every e4m3 value shifted by 19 or more rounds to zero anyway.
+__device__ __forceinline__ __half2 half_shift(int d) {
+    const uint16_t bits = d <= 14 ? static_cast<uint16_t>((15 - d) << 10) : d <= 24 ? static_cast<uint16_t>(1 << (24 - d)) : 0;
+    return __half2half2(__ushort_as_half(bits));
+}
+__device__ __forceinline__ uint2 shift8(uint2 p, int d) {
+    if (d == 0) return p;
+    const __half2 f = half_shift(d);
+    uint2 r;
+    r.x = shift_e4m3x2(p.x & 0xFFFF, f) | (shift_e4m3x2(p.x >> 16, f) << 16);
+    r.y = shift_e4m3x2(p.y & 0xFFFF, f) | (shift_e4m3x2(p.y >> 16, f) << 16);
+    return r;
+}
+__device__ __forceinline__ uint2 quantise8(uint4 v, int byte) {
+    if (byte == 255) return make_uint2(0x7F7F7F7Fu, 0x7F7F7F7Fu);
+    const float inv = inverse_scale(byte);
+    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+    uint32_t o[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) o[i] = to_e4m3x2(__uint_as_float(w[i] << 16) * inv, __uint_as_float(w[i] & 0xFFFF0000u) * inv);
+    return make_uint2(o[0] | (o[1] << 16), o[2] | (o[3] << 16));
+}
+
+enum Source { kMx = 0, kBf16Floor = 1, kBf16Rceil = 2 };
+enum Target { kCanonical = 0, kFolded = 1, kRowScaled = 2 };
+
+// One warp turns one row into E4M3. Each lane holds 8 elements of every 256, so four neighbours share a block of 32.
+// put(k, bytes) stores 8 elements, put_scale(block, byte) a block scale. Returns the row exponent; spread is the distance
+// between the largest and the smallest exponent of blocks that are not zero.
+template <int SRC, int TGT, class Put, class PutScale>
+__device__ __forceinline__ int convert_row(const void* row, const uint8_t* scales, int K, int lane, Put put, PutScale put_scale, int& spread) {
+    constexpr int IT = 8;
+    constexpr int SPAN = IT * 256;
+    using Raw = typename std::conditional<SRC == kMx, uint2, uint4>::type;
+    Raw v[IT];
+    int eb[IT];
+    int hi = 0, lo = 255;
+    const auto load = [&](int base) {
+#pragma unroll
+        for (int i = 0; i < IT; ++i) {
+            const int k = base + i * 256 + lane * 8;
+            if (k < K) {
+                v[i] = *reinterpret_cast<const Raw*>(static_cast<const char*>(row) + static_cast<int64_t>(k) * (SRC == kMx ? 1 : 2));
+                if constexpr (SRC == kMx) eb[i] = scales[k / 32];
+            } else {
+                v[i] = Raw{};
+                eb[i] = 0;
+            }
+        }
+    };
+    const auto exponents = [&]() {
+#pragma unroll
+        for (int i = 0; i < IT; ++i) {
+            bool zero;
+            if constexpr (SRC == kMx) {
+                zero = ((v[i].x | v[i].y) & 0x7F7F7F7Fu) == 0;
+                zero = __all_sync(0xFu << (lane & 28), zero);
+            } else {
+                uint32_t m = __vmaxu2(amax_pair(v[i].x, v[i].y), amax_pair(v[i].z, v[i].w));
+                m = __vmaxu2(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
+                m = __vmaxu2(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
+                const uint32_t amax = max(m & 0xFFFFu, m >> 16);
+                zero = amax == 0;
+                eb[i] = block_exponent<SRC == kBf16Rceil>(amax);
+            }
+            hi = max(hi, zero && eb[i] != 255 ? 0 : eb[i]);
+            if (!zero) lo = min(lo, eb[i]);
+        }
+    };
+    for (int base = 0; base < K; base += SPAN) {
+        load(base);
+        exponents();
+    }
+#pragma unroll
+    for (int s = 16; s; s >>= 1) {
+        hi = max(hi, __shfl_xor_sync(0xFFFFFFFFu, hi, s));
+        lo = min(lo, __shfl_xor_sync(0xFFFFFFFFu, lo, s));
+    }
+    spread = max(hi - lo, 0);
+    for (int base = 0; base < K; base += SPAN) {
+        if (K > SPAN) {
+            load(base);
+            int keep_hi = hi, keep_lo = lo;
+            exponents();
+            hi = keep_hi, lo = keep_lo;
+        }
+#pragma unroll
+        for (int i = 0; i < IT; ++i) {
+            const int k = base + i * 256 + lane * 8;
+            if (k >= K) continue;
+            uint2 out;
+            if constexpr (SRC == kMx) {
+                out = eb[i] == 255 ? make_uint2(0x7F7F7F7Fu, 0x7F7F7F7Fu) : shift8(v[i], max(hi - eb[i], 0));
+            } else if constexpr (TGT == kRowScaled) {
+                out = quantise8(v[i], hi);
+            } else {
+                out = quantise8(v[i], eb[i]);
+                if constexpr (TGT == kFolded) out = shift8(out, eb[i] == 255 ? 0 : max(hi - eb[i], 0));
+            }
+            put(k, out);
+            if (TGT == kCanonical && (lane & 3) == 0) put_scale(k / 32, eb[i]);
+        }
+    }
+    return hi;
+}
+
+template <int SRC, int TGT>
+__global__ void __launch_bounds__(256) mx_rows(const void* x, const uint8_t* scales, uint8_t* out, uint8_t* out_scales, int* wide, int M, int K) {
+    release_next_grid();
+    wait_previous_grid();
+    const int lane = threadIdx.x & 31;
+    for (int64_t row = blockIdx.x * 8 + (threadIdx.x >> 5); row < M; row += gridDim.x * 8) {
+        int spread;
+        uint8_t* dst = out + row * K;
+        const int hi = convert_row<SRC, TGT>(
+            static_cast<const char*>(x) + row * K * (SRC == kMx ? 1 : 2), scales + row * (K / 32), K, lane,
+            [&](int k, uint2 bytes) { *reinterpret_cast<uint2*>(dst + k) = bytes; },
+            [&](int block, int byte) { out_scales[row * (K / 32) + block] = static_cast<uint8_t>(byte); }, spread);
+        if (lane == 0) {
+            if (TGT != kCanonical) out_scales[row] = static_cast<uint8_t>(hi);
+            if (wide != nullptr && spread > kSpreadLimit) atomicAdd(wide, 1);
+        }
+    }
+}
+
+// ---------------------------------------------------------------- schedule
+// Row starts and cumulative work units of every expert, from int32 group ends on the device; ends are clamped to M.
+struct Schedule {
+    int start[kMaxExperts + 1];
+    int units[kMaxExperts + 1];
+};
+__device__ __forceinline__ void build_schedule(Schedule& s, const int* ends, int E, int M, int rows_per_unit, int units_per_row_tile, int lane) {
+    int carry_units = 0, carry_end = 0;
+    if (lane == 0) s.start[0] = s.units[0] = 0;
+    for (int base = 0; base < E; base += 32) {
+        const int e = base + lane;
+        const int end = e < E ? min(max(ends[e], 0), M) : 0;
+        int begin = __shfl_up_sync(0xFFFFFFFFu, end, 1);
+        if (lane == 0) begin = carry_end;
+        int u = e < E ? (max(end - begin, 0) + rows_per_unit - 1) / rows_per_unit * units_per_row_tile : 0;
+#pragma unroll
+        for (int d = 1; d < 32; d <<= 1) {
+            const int t = __shfl_up_sync(0xFFFFFFFFu, u, d);
+            if (lane >= d) u += t;
+        }
+        if (e < E) s.start[e + 1] = end, s.units[e + 1] = carry_units + u;
+        carry_units += __shfl_sync(0xFFFFFFFFu, u, 31);
+        carry_end = __shfl_sync(0xFFFFFFFFu, end, 31);
+    }
+}
+
+// ---------------------------------------------------------------- small M
+struct SmallArgs {
+    const void* x;
+    const uint8_t* x_scales;
+    const uint8_t* w_exp;
+    const int* ends;
+    __nv_bfloat16* out;
+    int M, N, K, E, stages, early_weights;
+};
+
+template <int NT, int SRC, bool FOLDED>
+__global__ void __launch_bounds__(288, 1) mx_small(const __grid_constant__ CUtensorMap map_w, const SmallArgs p) {
+    extern __shared__ __align__(1024) uint8_t smem[];
+    __shared__ Schedule sched;
+    __shared__ __align__(8) uint64_t bars[64];
+    __shared__ uint8_t tok_exp[NT];
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int chunks = (p.K + kChunk - 1) / kChunk;
+    const uint32_t tokens = smem_addr(smem), ring = tokens + chunks * NT * kChunk;
+    const uint32_t full = smem_addr(bars), empty = full + 32 * 8;
+    constexpr int STAGE = 128 * kChunk;
+
+    release_next_grid();
+    if (warp == 0) build_schedule(sched, p.ends, p.E, p.M, NT, (p.N + 127) / 128, lane);
+    if (threadIdx.x == 32) {
+        for (int s = 0; s < p.stages; ++s) bar_init(full + s * 8, 1), bar_init(empty + s * 8, 8);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (!p.early_weights) wait_previous_grid();
+
+    const int n_tiles = (p.N + 127) / 128;
+    const int64_t total = sched.units[p.E];
+    const int first = static_cast<int>(total * blockIdx.x / gridDim.x), last = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
+    int e = 0, stage = 0, phase = 0;
+    if (warp == 8) {
+        if (lane == 0) {
+            for (int u = first; u < last; ++u) {
+                while (u >= sched.units[e + 1]) ++e;
+                const int n0 = (u - sched.units[e]) % n_tiles * 128;
+                for (int c = 0; c < chunks; ++c) {
+                    bar_wait(empty + stage * 8, phase ^ 1);
+                    bar_expect(full + stage * 8, STAGE);
+                    tma_load(ring + stage * STAGE, &map_w, c * kChunk, e * p.N + n0, full + stage * 8);
+                    if (++stage == p.stages) stage = 0, phase ^= 1;
+                }
+            }
+        }
+        return;
+    }
+    if (p.early_weights) wait_previous_grid();
+    const int wg = warp >> 2;
+    int have = -1;
+    for (int u = first; u < last; ++u) {
+        while (u >= sched.units[e + 1]) ++e;
+        const int r = u - sched.units[e], n0 = r % n_tiles * 128;
+        const int row0 = sched.start[e] + r / n_tiles * NT, rows = min(NT, sched.start[e + 1] - row0);
+        if (row0 != have) {
+            named_sync(1, 256);
+            for (int t = warp; t < rows; t += 8) {
+                const int64_t row = row0 + t;
+                const auto put = [&](int k, uint2 bytes) {
+                    const int c = k >> 7, unit = ((k >> 4) & 7) ^ (t & 7);
+                    *reinterpret_cast<uint2*>(smem + c * NT * kChunk + t * kChunk + unit * 16 + (k & 8)) = bytes;
+                };
+                if constexpr (FOLDED) {
+                    for (int k = lane * 8; k < p.K; k += 256) put(k, *reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(p.x) + row * p.K + k));
+                    if (lane == 0) tok_exp[t] = p.x_scales[row];
+                } else {
+                    int spread;
+                    const int hi = convert_row<SRC, kFolded>(
+                        static_cast<const char*>(p.x) + row * p.K * (SRC == kMx ? 1 : 2), p.x_scales + row * (p.K / 32), p.K, lane, put,
+                        [](int, int) {}, spread);
+                    if (lane == 0) tok_exp[t] = static_cast<uint8_t>(hi);
+                }
+            }
+            // The last chunk of a K that is no multiple of 128 meets zeros on the weight side, but NaN bytes would survive.
+            if (p.K & 127)
+                for (int i = threadIdx.x; i < NT * 8; i += 256) {
+                    const int t = i >> 3, c16 = i & 7;
+                    if (c16 * 16 >= (p.K & 127))
+                        *reinterpret_cast<uint4*>(smem + (chunks - 1) * NT * kChunk + t * kChunk + ((c16 ^ (t & 7)) * 16)) = make_uint4(0, 0, 0, 0);
+                }
+            fence_to_async();
+            named_sync(1, 256);
+            have = row0;
+        }
+        const int n_lo = n0 + wg * 64 + (warp & 3) * 16 + (lane >> 2);
+        const int ew0 = n_lo < p.N ? p.w_exp[static_cast<int64_t>(e) * p.N + n_lo] : 0;
+        const int ew1 = n_lo + 8 < p.N ? p.w_exp[static_cast<int64_t>(e) * p.N + n_lo + 8] : 0;
+        float acc[NT / 2], part[NT / 2];
+#pragma unroll
+        for (int i = 0; i < NT / 2; ++i) acc[i] = 0.f;
+        for (int c = 0; c < chunks; ++c) {
+            bar_wait(full + stage * 8, phase);
+            const uint64_t da = descriptor(ring + stage * STAGE + wg * 64 * kChunk), db = descriptor(tokens + c * NT * kChunk);
+            pin(part);
+            wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < 4; ++k) Wgmma<NT>::mma(part, da + 2 * k, db + 2 * k, k != 0);
+            wgmma_commit();
+            wgmma_wait<0>();
+            pin(part);
+            if (lane == 0) bar_arrive(empty + stage * 8);
+            if (++stage == p.stages) stage = 0, phase ^= 1;
+#pragma unroll
+            for (int i = 0; i < NT / 2; ++i) acc[i] += part[i];
+        }
+        const float sw0 = scale_value(ew0), sw1 = scale_value(ew1);
+#pragma unroll
+        for (int j = 0; j < NT / 8; ++j)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int t = j * 8 + (lane & 3) * 2 + i;
+                if (t >= rows) continue;
+                const float sx = scale_value(tok_exp[t]);
+                __nv_bfloat16* o = p.out + static_cast<int64_t>(row0 + t) * p.N + n_lo;
+                if (n_lo < p.N) o[0] = __float2bfloat16_rn(acc[4 * j + i] * sx * sw0);
+                if (n_lo + 8 < p.N) o[8] = __float2bfloat16_rn(acc[4 * j + 2 + i] * sx * sw1);
+            }
+    }
+}
+
+// ---------------------------------------------------------------- big M
+struct BigArgs {
+    const uint8_t* a_exp;
+    const uint8_t* w_exp;
+    const int* ends;
+    __nv_bfloat16* out;
+    int M, N, K, E, early_weights;
+};
+enum Cluster { kAlone = 0, kShareW = 1, kShareA = 2 };
+
+// PROMOTE = 0 leaves all of K in the tensor core's short accumulator; 1 adds every 128 of K in FP32. SUB columns are
+// multiplied at a time, so that the partial sums take SUB / 2 registers; BUFS = 2 lets a part multiply while one is added.
+template <int BN, int SUB, int PROMOTE, int CL, int STAGES, int BUFS>
+__global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_w, const BigArgs p) {
+    constexpr int NSUB = BN / SUB, A_BYTES = 128 * kChunk, W_BYTES = BN * kChunk, STAGE = A_BYTES + W_BYTES;
+    constexpr int ROW = 64 * 2 + 16;  // staged output row: 64 columns, padded against bank conflicts
+    extern __shared__ __align__(1024) uint8_t smem[];
+    __shared__ Schedule sched;
+    __shared__ __align__(8) uint64_t bars[2 * STAGES];
+    __shared__ __align__(16) uint8_t col_exp[2][BN];
+    const uint32_t ring = smem_addr(smem), full = smem_addr(bars), empty = full + STAGES * 8;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, wg = warp >> 2;
+    const int rank = CL ? cluster_rank() : 0;
+    const int n_tiles = (p.N + BN - 1) / BN;
+
+    release_next_grid();
+    if (warp == 0) build_schedule(sched, p.ends, p.E, p.M, CL == kShareW ? 256 : 128, CL == kShareA ? n_tiles / 2 : n_tiles, lane);
+    if (threadIdx.x == 32) {
+        for (int s = 0; s < STAGES; ++s) bar_init(full + s * 8, 1), bar_init(empty + s * 8, CL ? 16 : 8);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    if constexpr (CL != kAlone) cluster_sync();
+    __syncthreads();
+    if (!p.early_weights) wait_previous_grid();
+
+    const int chunks = (p.K + kChunk - 1) / kChunk;
+    const int total = sched.units[p.E], step = CL ? gridDim.x / 2 : gridDim.x;
+    int e = 0, stage = 0, phase = 0;
+    const auto locate = [&](int u, int& row0, int& n0) {
+        while (u >= sched.units[e + 1]) ++e;
+        const int per = CL == kShareW ? 256 : 128;
+        const int m_units = (sched.start[e + 1] - sched.start[e] + per - 1) / per, r = u - sched.units[e];
+        const int nt = r / m_units, mt = r % m_units;
+        row0 = sched.start[e] + mt * per + (CL == kShareW ? rank * 128 : 0);
+        n0 = (CL == kShareA ? nt * 2 + rank : nt) * BN;
+    };
+    if (wg == 0) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == 0) {
+            bool released = !p.early_weights;
+            for (int u = blockIdx.x / (CL ? 2 : 1); u < total; u += step) {
+                int row0, n0;
+                locate(u, row0, n0);
+                if (!released) wait_previous_grid(), released = true;
+                for (int c = 0; c < chunks; ++c) {
+                    const uint32_t bar = full + stage * 8, a = ring + stage * STAGE, w = a + A_BYTES;
+                    bar_wait(empty + stage * 8, phase ^ 1);
+                    bar_expect(bar, STAGE);
+                    if constexpr (CL == kShareA)
+                        tma_load_pair(a + rank * (A_BYTES / 2), &map_a, c * kChunk, row0 + rank * 64, bar);
+                    else
+                        tma_load(a, &map_a, c * kChunk, row0, bar);
+                    if constexpr (CL == kShareW)
+                        tma_load_pair(w + rank * (W_BYTES / 2), &map_w, c * kChunk, e * p.N + n0 + rank * (BN / 2), bar);
+                    else
+                        tma_load(w, &map_w, c * kChunk, e * p.N + n0, bar);
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        if (p.early_weights) wait_previous_grid();
+        const int g = wg - 1, tid = threadIdx.x & 127;
+        uint8_t* staged = smem + STAGES * STAGE + (warp - 4) * 16 * ROW;
+        const auto release = [&](int s) {
+            if constexpr (CL != kAlone) {
+                if (lane < 2) bar_arrive_at(empty + s * 8, lane);
+            } else {
+                if (lane == 0) bar_arrive(empty + s * 8);
+            }
+        };
+        for (int u = blockIdx.x / (CL ? 2 : 1); u < total; u += step) {
+            int row0, n0;
+            locate(u, row0, n0);
+            const int end = sched.start[e + 1], wrow = row0 + g * 64 + (warp & 3) * 16;
+            const int r_lo = wrow + (lane >> 2);
+            const int ea0 = r_lo < end ? p.a_exp[r_lo] : 0, ea1 = r_lo + 8 < end ? p.a_exp[r_lo + 8] : 0;
+            uint32_t ew = 0;
+            if (tid < BN / 2 && n0 + 2 * tid < p.N) ew = *reinterpret_cast<const uint16_t*>(p.w_exp + static_cast<int64_t>(e) * p.N + n0 + 2 * tid);
+            float acc[NSUB][SUB / 2];
+            if constexpr (PROMOTE == 0) {
+                static_assert(NSUB == 1, "one part holds all columns");
+                int previous = -1;
+                for (int c = 0; c < chunks; ++c) {
+                    bar_wait(full + stage * 8, phase);
+                    const uint64_t da = descriptor(ring + stage * STAGE + g * 64 * kChunk), db = descriptor(ring + stage * STAGE + A_BYTES);
+                    pin(acc[0]);
+                    wgmma_fence();
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) Wgmma<SUB>::mma(acc[0], da + 2 * k, db + 2 * k, c + k != 0);
+                    wgmma_commit();
+                    wgmma_wait<1>();
+                    pin(acc[0]);
+                    if (previous >= 0) release(previous);
+                    previous = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+                wgmma_wait<0>();
+                pin(acc[0]);
+                release(previous);
+            } else {
+#pragma unroll
+                for (int s = 0; s < NSUB; ++s)
+#pragma unroll
+                    for (int i = 0; i < SUB / 2; ++i) acc[s][i] = 0.f;
+                float part[BUFS][SUB / 2];
+                int previous = -1;
+                for (int c = 0; c < chunks; ++c) {
+                    bar_wait(full + stage * 8, phase);
+                    const uint64_t da = descriptor(ring + stage * STAGE + g * 64 * kChunk), db = descriptor(ring + stage * STAGE + A_BYTES);
+#pragma unroll
+                    for (int s = 0; s < NSUB; ++s) {
+                        pin(part[s % BUFS]);
+                        wgmma_fence();
+#pragma unroll
+                        for (int k = 0; k < 4; ++k) Wgmma<SUB>::mma(part[s % BUFS], da + 2 * k, db + s * (SUB * kChunk / 16) + 2 * k, k != 0);
+                        wgmma_commit();
+                        if constexpr (BUFS == 2) {
+                            // The other buffer's product (the last part of the chunk before, when s is 0) is complete here.
+                            wgmma_wait<1>();
+                            pin(part[(s + 1) % BUFS]);
+                            if (s == 0 && previous >= 0) release(previous);
+                            if (s > 0 || c > 0) {
+#pragma unroll
+                                for (int i = 0; i < SUB / 2; ++i) acc[(s + NSUB - 1) % NSUB][i] += part[(s + 1) % BUFS][i];
+                            }
+                        } else {
+                            wgmma_wait<0>();
+                            pin(part[0]);
+                            if (s == NSUB - 1) release(stage);
+#pragma unroll
+                            for (int i = 0; i < SUB / 2; ++i) acc[s][i] += part[0][i];
+                        }
+                    }
+                    previous = stage;
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+                if constexpr (BUFS == 2) {
+                    static_assert(BUFS == 1 || NSUB % 2 == 0, "parts alternate between two buffers");
+                    wgmma_wait<0>();
+                    pin(part[1]);
+                    release(previous);
+#pragma unroll
+                    for (int i = 0; i < SUB / 2; ++i) acc[NSUB - 1][i] += part[1][i];
+                }
+            }
+            named_sync(1 + g, 128);
+            if (tid < BN / 2) *reinterpret_cast<uint16_t*>(&col_exp[g][2 * tid]) = static_cast<uint16_t>(ew);
+            named_sync(1 + g, 128);
+            const float sa0 = scale_value(ea0), sa1 = scale_value(ea1);
+            const int rows = min(16, end - wrow);
+#pragma unroll
+            for (int piece = 0; piece < BN / 64; ++piece) {
+                __syncwarp();
+#pragma unroll
+                for (int q = 0; q < 4; ++q) {
+                    uint32_t r[4];
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) {
+                        const int c8 = piece * 8 + q * 2 + h;
+                        const float* d = &acc[c8 / (SUB / 8)][c8 % (SUB / 8) * 4];
+                        const uint32_t b = *reinterpret_cast<const uint16_t*>(&col_exp[g][c8 * 8 + (lane & 3) * 2]);
+                        const float s0 = scale_value(b & 255), s1 = scale_value(b >> 8);
+                        const __nv_bfloat162 lo = __floats2bfloat162_rn(d[0] * sa0 * s0, d[1] * sa0 * s1);
+                        const __nv_bfloat162 hi = __floats2bfloat162_rn(d[2] * sa1 * s0, d[3] * sa1 * s1);
+                        r[2 * h] = *reinterpret_cast<const uint32_t*>(&lo);
+                        r[2 * h + 1] = *reinterpret_cast<const uint32_t*>(&hi);
+                    }
+                    const uint32_t at = smem_addr(staged + ((lane >> 3 & 1) * 8 + (lane & 7)) * ROW + (q * 2 + (lane >> 4)) * 16);
+                    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                                 : "memory");
+                }
+                __syncwarp();
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int row = i * 4 + (lane >> 3), col = n0 + piece * 64 + (lane & 7) * 8;
+                    if (row < rows && col < p.N)
+                        *reinterpret_cast<uint4*>(p.out + static_cast<int64_t>(wrow + row) * p.N + col) =
+                            *reinterpret_cast<const uint4*>(staged + row * ROW + (lane & 7) * 16);
+                }
+            }
+        }
+    }
+    // A peer must not leave while this CTA still multicasts into it or arrives on its barriers.
+    __syncwarp();
+    if constexpr (CL != kAlone) cluster_sync();
+}
+
+// ---------------------------------------------------------------- host
+using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
+                            const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+Encode encoder() {
+    static Encode fn = [] {
+        void* p = nullptr;
+        cudaDriverEntryPointQueryResult q;
+        return cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault, &q) == cudaSuccess ? reinterpret_cast<Encode>(p)
+                                                                                                                           : nullptr;
+    }();
+    return fn;
+}
+
+int make_map(CUtensorMap* map, const void* ptr, int64_t rows, int K, int box_rows) {
+    const cuuint64_t dims[2] = {static_cast<cuuint64_t>(K), static_cast<cuuint64_t>(rows)}, strides[1] = {static_cast<cuuint64_t>(K)};
+    const cuuint32_t box[2] = {kChunk, static_cast<cuuint32_t>(box_rows)}, one[2] = {1, 1};
+    if (encoder() == nullptr) return -1;
+    return encoder()(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(ptr), dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                     CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+int sm_count() {
+    static int n = [] {
+        int dev = 0, v = 0;
+        cudaGetDevice(&dev);
+        cudaDeviceGetAttribute(&v, cudaDevAttrMultiProcessorCount, dev);
+        return v;
+    }();
+    return n;
+}
+
+template <class... P, class... A>
+int launch(void (*kernel)(P...), int grid, int block, int smem, int cluster, bool overlap, void* stream, A... args) {
+    cudaLaunchAttribute at[2];
+    int n = 0;
+    if (cluster > 1) {
+        at[n].id = cudaLaunchAttributeClusterDimension;
+        at[n].val.clusterDim.x = cluster, at[n].val.clusterDim.y = 1, at[n].val.clusterDim.z = 1;
+        ++n;
+    }
+    if (overlap) {
+        at[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        at[n].val.programmaticStreamSerializationAllowed = 1;
+        ++n;
+    }
+    cudaLaunchConfig_t cfg{};
+    cfg.gridDim = dim3(grid), cfg.blockDim = dim3(block), cfg.dynamicSmemBytes = smem, cfg.stream = static_cast<cudaStream_t>(stream);
+    cfg.attrs = at, cfg.numAttrs = n;
+    return cudaLaunchKernelEx(&cfg, kernel, static_cast<P>(args)...);
+}
+
+template <int NT, int SRC, bool FOLDED>
+int run_small(const CUtensorMap& map, SmallArgs a, bool overlap, void* stream) {
+    const int tokens = (a.K + kChunk - 1) / kChunk * NT * kChunk;
+    const int room = 227 * 1024 - 4096 - tokens;
+    a.stages = room / (128 * kChunk);
+    if (a.stages > 32) a.stages = 32;
+    if (a.stages < 2) return -2;
+    const int smem = tokens + a.stages * 128 * kChunk;
+    static int granted = 0;
+    if (granted < smem) {
+        const int rc = cudaFuncSetAttribute(mx_small<NT, SRC, FOLDED>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+        if (rc) return rc;
+        granted = smem;
+    }
+    return launch(mx_small<NT, SRC, FOLDED>, sm_count(), 288, smem, 1, overlap, stream, map, a);
+}
+
+template <int BN, int SUB, int PROMOTE, int CL, int STAGES, int BUFS>
+int run_big(const void* a, const void* w, const BigArgs& args, bool overlap, void* stream) {
+    CUtensorMap ma, mw;
+    if (int rc = make_map(&ma, a, args.M, args.K, CL == kShareA ? 64 : 128)) return rc;
+    if (int rc = make_map(&mw, w, static_cast<int64_t>(args.E) * args.N, args.K, CL == kShareW ? BN / 2 : BN)) return rc;
+    if (CL == kShareA && ((args.N + BN - 1) / BN) % 2) return -3;
+    const int smem = STAGES * (128 + BN) * kChunk + 8 * 16 * (64 * 2 + 16);
+    static bool granted = false;
+    if (!granted) {
+        const int rc = cudaFuncSetAttribute(mx_big<BN, SUB, PROMOTE, CL, STAGES, BUFS>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+        if (rc) return rc;
+        granted = true;
+    }
+    const int grid = CL ? sm_count() / 2 * 2 : sm_count();
+    return launch(mx_big<BN, SUB, PROMOTE, CL, STAGES, BUFS>, grid, 384, smem, CL ? 2 : 1, overlap, stream, ma, mw, args);
+}
+
+template <int SRC, int TGT>
+int run_rows(const void* x, const void* s, void* out, void* os, int* wide, int M, int K, bool overlap, void* stream) {
+    const int grid = (M + 7) / 8 < sm_count() * 8 ? (M + 7) / 8 : sm_count() * 8;
+    return launch(mx_rows<SRC, TGT>, grid, 256, 0, 1, overlap, stream, x, static_cast<const uint8_t*>(s), static_cast<uint8_t*>(out),
+                  static_cast<uint8_t*>(os), wide, M, K);
+}
+
+}  // namespace
+
+extern "C" {
+
+// source: 0 canonical MX, 1 bf16 floor, 2 bf16 rceil; target: 0 canonical, 1 folded, 2 row-scaled. wide may be null.
+int mx_rows_launch(const void* x, const void* s, void* out, void* os, int* wide, int M, int K, int source, int target, int overlap, void* stream) {
+    switch (source * 3 + target) {
+        case 1: return run_rows<kMx, kFolded>(x, s, out, os, wide, M, K, overlap, stream);
+        case 3: return run_rows<kBf16Floor, kCanonical>(x, s, out, os, wide, M, K, overlap, stream);
+        case 4: return run_rows<kBf16Floor, kFolded>(x, s, out, os, wide, M, K, overlap, stream);
+        case 5: return run_rows<kBf16Floor, kRowScaled>(x, s, out, os, wide, M, K, overlap, stream);
+        case 6: return run_rows<kBf16Rceil, kCanonical>(x, s, out, os, wide, M, K, overlap, stream);
+        case 7: return run_rows<kBf16Rceil, kFolded>(x, s, out, os, wide, M, K, overlap, stream);
+        case 8: return run_rows<kBf16Rceil, kRowScaled>(x, s, out, os, wide, M, K, overlap, stream);
+        default: return -4;
+    }
+}
+
+// source: 0 canonical MX, 1 bf16 floor, 2 bf16 rceil, 3 folded. columns: token columns of a tile (8, 16, 32, 64).
+int mx_small_launch(const void* x, const void* xs, const void* w, const void* we, const void* ends, void* out, int M, int N, int K, int E, int source,
+                    int columns, int flags, void* stream) {
+    if (E > kMaxExperts) return -5;
+    SmallArgs a{x, static_cast<const uint8_t*>(xs), static_cast<const uint8_t*>(we), static_cast<const int*>(ends), static_cast<__nv_bfloat16*>(out),
+                M, N, K, E, 0, (flags >> 1) & 1};
+    CUtensorMap map;
+    if (int rc = make_map(&map, w, static_cast<int64_t>(E) * N, K, 128)) return rc;
+    const bool overlap = flags & 1;
+#define SMALL(NT)                                                                             \
+    switch (source) {                                                                         \
+        case 0: return run_small<NT, kMx, false>(map, a, overlap, stream);                    \
+        case 1: return run_small<NT, kBf16Floor, false>(map, a, overlap, stream);             \
+        case 2: return run_small<NT, kBf16Rceil, false>(map, a, overlap, stream);             \
+        case 3: return run_small<NT, kMx, true>(map, a, overlap, stream);                     \
+        default: return -4;                                                                   \
+    }
+    switch (columns) {
+        case 8: SMALL(8)
+        case 16: SMALL(16)
+        case 32: SMALL(32)
+        case 64: SMALL(64)
+        default: return -4;
+    }
+#undef SMALL
+}
+
+int mx_big_launch(const void* a, const void* ae, const void* w, const void* we, const void* ends, void* out, int M, int N, int K, int E, int variant,
+                  int flags, void* stream) {
+    if (E > kMaxExperts) return -5;
+    const BigArgs args{static_cast<const uint8_t*>(ae), static_cast<const uint8_t*>(we), static_cast<const int*>(ends), static_cast<__nv_bfloat16*>(out),
+                       M, N, K, E, (flags >> 1) & 1};
+    const bool overlap = flags & 1;
+#define BIG(ID, ...) \
+    case ID: return run_big<__VA_ARGS__>(a, w, args, overlap, stream);
+    switch (variant) {
+        BIG(0, 128, 128, 1, kAlone, 6, 1)
+        BIG(1, 256, 128, 1, kAlone, 4, 1)
+        BIG(2, 256, 128, 1, kShareW, 4, 1)
+        BIG(3, 256, 128, 1, kShareA, 4, 1)
+        BIG(4, 192, 96, 1, kShareW, 5, 2)
+        BIG(5, 192, 96, 1, kShareA, 5, 2)
+        BIG(6, 256, 256, 0, kAlone, 4, 1)
+        BIG(7, 256, 256, 0, kShareW, 4, 1)
+        BIG(8, 256, 256, 0, kShareA, 4, 1)
+        BIG(9, 192, 192, 1, kShareW, 5, 1)
+        BIG(10, 256, 64, 1, kShareW, 4, 2)
+        BIG(11, 128, 128, 1, kShareW, 6, 1)
+        default: return -4;
+    }
+#undef BIG
+}
+}

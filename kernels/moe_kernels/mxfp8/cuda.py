@@ -1,0 +1,80 @@
+"""Loads the sm_90a kernels of `cuda.cu`: compiled once per source text with nvcc, called through ctypes without torch glue."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+_HERE = Path(__file__).parent
+_SOURCES = ("cuda.cu", "wgmma_e4m3.cuh")
+_FLAGS = ("-gencode=arch=compute_90a,code=sm_90a", "-shared", "-Xcompiler", "-fPIC", "-O3", "-std=c++17", "--split-compile=0")
+
+FROM_MX, FROM_BF16_FLOOR, FROM_BF16_RCEIL, FROM_FOLDED = 0, 1, 2, 3
+TO_CANONICAL, TO_FOLDED, TO_ROW_SCALED = 0, 1, 2
+OVERLAP, EARLY_WEIGHTS = 1, 2
+
+
+def available(device: torch.device | None = None) -> bool:
+    """Whether the CUDA backend can run: a GPU of compute capability 9.x and nvcc (or a library built before)."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] != 9:
+        return False
+    return _library_path().exists() or _nvcc() is not None
+
+
+def _nvcc() -> str | None:
+    found = shutil.which("nvcc")
+    if found is None and os.path.exists("/usr/local/cuda/bin/nvcc"):
+        found = "/usr/local/cuda/bin/nvcc"
+    return found
+
+
+@cache
+def _library_path() -> Path:
+    digest = hashlib.sha256(b"".join((_HERE / s).read_bytes() for s in _SOURCES) + " ".join(_FLAGS).encode()).hexdigest()[:16]
+    root = Path(os.environ.get("MOE_KERNELS_CACHE", Path.home() / ".cache" / "moe_kernels"))
+    return root / f"mxfp8_{digest}.so"
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Return the compiled kernels, building them at the first use (about 20 s).
+
+    Raises:
+        RuntimeError: nvcc is missing or fails; the message carries its output.
+    """
+    path = _library_path()
+    if not path.exists():
+        nvcc = _nvcc()
+        if nvcc is None:
+            raise RuntimeError("impl='cuda' needs nvcc (CUDA 12.4 or newer) on the PATH; use impl='triton' or impl='torch'")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            built = Path(folder) / path.name
+            done = subprocess.run([nvcc, *_FLAGS, str(_HERE / "cuda.cu"), "-o", str(built)], capture_output=True, text=True)
+            if done.returncode != 0:
+                raise RuntimeError(f"nvcc failed on cuda.cu with exit status {done.returncode}:\n{done.stderr[-4000:]}")
+            os.replace(built, path)
+    lib = ctypes.CDLL(str(path))
+    p, i = ctypes.c_void_p, ctypes.c_int
+    lib.mx_rows_launch.argtypes = [p, p, p, p, p, i, i, i, i, i, p]
+    lib.mx_small_launch.argtypes = [p, p, p, p, p, p, i, i, i, i, i, i, i, p]
+    lib.mx_big_launch.argtypes = [p, p, p, p, p, p, i, i, i, i, i, i, p]
+    return lib
+
+
+_MEANING = {-1: "the driver has no cuTensorMapEncodeTiled", -2: "K is too large for the small-M kernel",
+            -3: "this variant needs an even number of column tiles", -4: "unknown variant", -5: "more than 256 experts"}
+
+
+def check(status: int, what: str) -> None:
+    """Raise RuntimeError where a launcher returned an error."""
+    if status:
+        raise RuntimeError(f"{what} failed: {_MEANING.get(status, f'CUDA error {status}')}")
