@@ -64,14 +64,17 @@ def quantize_rows(x: torch.Tensor, rounding: str = "floor") -> tuple[torch.Tenso
 
 
 def quantize_torchao(x: torch.Tensor, rounding: str = "floor") -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise as torchao 0.18's `to_mx`, with its three departures from the rules above, for comparison byte for byte.
+    """Quantise as torchao 0.18's `to_mx`, with its four departures from the rules above, for comparison byte for byte.
 
-    They are: the scale of byte 0 counts as 2^-126 (floor) or 1 (rceil); Inf gives byte 247 (floor) or 254 (rceil) and saturates; in a
+    They are: rceil takes log2 in FP32, so a maximum one ulp above 448 * 2^n is rounded down; the scale of byte 0 counts as 2^-126 (floor) or 1 (rceil); Inf gives byte 247 (floor) or 254 (rceil) and saturates; in a
     block with a NaN only the NaN itself is a NaN element under floor.
     """
     blocks = x.to(torch.float32).unflatten(-1, (-1, BLOCK))
     amax = blocks.abs().amax(-1)
     byte = exponent_byte(amax, rounding).to(torch.int32)
+    if rounding == "rceil":
+        rounded = torch.ceil(torch.log2(amax / E4M3_MAX)).clamp(-127, 127).nan_to_num(0) + 127
+        byte = torch.where(byte == NAN_SCALE, byte, rounded.to(torch.int32))
     byte = torch.where(amax.isinf(), 247 if rounding == "floor" else 254, byte)
     scale = scale_value(byte.to(torch.uint8))
     if rounding == "floor":
