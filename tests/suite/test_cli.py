@@ -63,6 +63,15 @@ def test_show_refuses_what_is_not_there(shown: str) -> None:
     assert f"has no source '{missing}'" in call("show", shown, "--source", missing, status=2)
 
 
+def test_value_that_no_recording_has_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    slug = "tab13_host_synchronization"
+    words = "recorded with spin_us=3000.0, asked for 4000.0"
+    assert words in call("show", slug, "--source", "recorded", "-p", "spin_us=4000", status=2)
+    out = tmp_path / "out"
+    assert words in call("run", slug, "--source", "recorded", "-p", "spin_us=4000", "--out", out, status=2)
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

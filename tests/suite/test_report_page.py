@@ -175,6 +175,8 @@ def test_page_in_a_browser(tmp_path: Path, chromium: str) -> None:
 
         assert shown() == ["three", "two", "one"]
         assert page.evaluate("document.documentElement.scrollWidth") == 390
+        right = "Math.max(...[...document.querySelectorAll('.card *')].map(e => e.getBoundingClientRect().right))"
+        assert page.evaluate(right) <= 390
         assert page.evaluate("[...document.images].every(i => i.naturalWidth > 300)")
         page.click("button[data-value=passed]")
         assert shown() == ["one"]

@@ -100,7 +100,10 @@ def show_command(
         chosen = experiment.choose(source)
     except (ParameterError, ValueError) as error:
         _refuse(str(error))
-    result = experiment.run(chosen, **values)
+    try:
+        result = experiment.run(chosen, **values)
+    except (ValueError, FileNotFoundError) as error:
+        _refuse(str(error))
     if as_json:
         print(to_json(result, indent=1))
     else:

@@ -207,6 +207,8 @@ def assign(
             raise ParameterError(f"{notebook.slug}: {error}") from None
         if source is not None and "source" in declared:
             result[notebook.slug]["source"] = source
+        if mine:
+            _refuse_unrecorded(notebook, result[notebook.slug])
     if unused:
         name = sorted(unused)[0]
         if name == "source":
@@ -241,6 +243,24 @@ def check(notebook: Notebook, given: Mapping[str, Any]) -> dict[str, Any]:
         if name not in fields:
             values[name] = _own_value(declared[name], value)
     return values
+
+
+def _refuse_unrecorded(notebook: Notebook, params: Mapping[str, Any]) -> None:
+    """Refuse a value that a recording cannot answer, where the recording is what would be shown."""
+    experiment = notebook.experiment
+    if experiment is None or experiment.recording is None:
+        return
+    from workbench.record import load_recording
+
+    values = {d.name: d.default for d in notebook.declared.values() if d.literal} | dict(params)
+    source = values.pop("source", "auto")
+    fields = {f.name for f in dataclasses.fields(experiment.params)}
+    try:
+        if experiment.choose(source) == "recorded":
+            recording = load_recording(experiment.slug, experiment.recording)
+            experiment._as_recorded(experiment.params(**{k: v for k, v in values.items() if k in fields}), recording)
+    except (ValueError, FileNotFoundError) as error:
+        raise ParameterError(str(error)) from None
 
 
 def _own_value(declared: Declared, value: Any) -> Any:
