@@ -1,0 +1,138 @@
+"""The queue model on programs whose answers are known by hand, its JSON form, its errors and its speed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workbench.models import submission as S
+from workbench.models.submission import (
+    Columns,
+    EventRecord,
+    HostWait,
+    HostWork,
+    Op,
+    Program,
+    RangePop,
+    RangePush,
+    StreamWait,
+    Submit,
+    program_from_json,
+    program_to_json,
+    simulate,
+)
+
+
+def one(label: str, cost: float, duration: float, **op: Any) -> Submit:
+    return Submit(label, cost, (Op(label, duration, **op),))
+
+
+def test_events_table_by_hand() -> None:
+    steps = (RangePush("block 0"), one("a", 2, 3), HostWait("wait", op="a"), RangePop(), one("b", 1, 1, stream=4))
+    events = simulate(Program(steps, (Op("lead", 4),))).events
+    assert [*zip(*(events[c].tolist() for c in ("lane", "label", "start", "end", "kind", "range")))] == [
+        ("cpu0", "a", 0, 2, "submit", "block 0"),
+        ("cpu0", "wait", 2, 7, "wait", "block 0"),
+        ("cpu0", "b", 7, 8, "submit", ""),
+        ("gpu0/s0", "lead", 0, 4, "execute", ""),
+        ("gpu0/s0", "a", 4, 7, "execute", "block 0"),
+        ("gpu0/s4", "b", 8, 9, "execute", ""),
+    ]
+    assert events["start"].dtype == np.int64
+    assert events["step"].tolist() == [1, 2, 4, -1, 1, 4]
+
+
+def test_stream_wait_holds_the_stream_and_not_the_host() -> None:
+    steps = (one("a", 1, 9), EventRecord("e"), StreamWait("e", stream=1), one("b", 1, 1, stream=1), HostWork("w", 1))
+    timeline = simulate(Program(steps))
+    assert timeline.op_start.tolist() == [1, 10]
+    assert timeline.host_end[-1] == 3
+
+
+def test_integer_nanoseconds_stay_exact() -> None:
+    epoch = 2**62 + 1
+    timeline = simulate(Program((HostWork("gap", epoch), one("a", 1, 1))))
+    assert timeline.op_end[0] == epoch + 2
+
+
+def test_json_round_trip() -> None:
+    steps = (
+        RangePush("mb", "microbatch"),
+        Submit("g", 1.5, (Op("x", 1, 3, 1), Op("y", 2, after=("x",), tone="alt")), 2, "alt"),
+        HostWork("w", 0), HostWait("s", stream=0), HostWait("d", device=1), EventRecord("e", 1, 1, 0.5),
+        StreamWait("e", 2), HostWait("e", event="e"), RangePop(),
+    )  # fmt: skip
+    program = Program(steps, (Op("lead", 1),), "name", "us")
+    assert program_from_json(program_to_json(program)) == program
+
+
+BAD = {
+    "negative": (Program((one("a", -1, 1),)), r"step 0 \(Submit\), cost: expected a finite time >= 0, got -1"),
+    "nan": (Program((one("a", 1, float("nan")),)), "'a', duration: expected a finite time"),
+    "text": (Program((HostWork("w", "3"),)), "expected a number, got '3'"),  # type: ignore[arg-type]
+    "unknown op": (Program((one("a", 1, 1), HostWait("w", op="b"))), r"step 1 .*unknown operation 'b'.*\['a'\]"),
+    "unknown event": (Program((StreamWait("e"),)), "unknown event 'e'"),
+    "later op": (Program((one("a", 1, 1, after=("a",)),)), "unknown operation 'a'"),
+    "two targets": (Program((one("a", 1, 1), HostWait("w", op="a", stream=0))), "exactly one target"),
+    "no target": (Program((HostWait("w"),)), "exactly one target"),
+    "no ops": (Program((Submit("a", 1, ()),)), "at least one operation"),
+    "pop": (Program((RangePop(),)), "no range is open on thread 0"),
+    "not a step": (Program((3,)), "step 0: expected a Submit"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_program_is_named(name: str) -> None:
+    program, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        simulate(program)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "schema 1, got 'list'"),
+        ({"schema": 2}, "schema 1, got 2"),
+        ({"schema": 1, "stepz": []}, "unknown fields"),
+        ({"schema": 1, "steps": {}}, "steps: expected a list"),
+        ({"schema": 1, "steps": [{"kind": "jump"}]}, "step 0: expected a kind among .*, got 'jump'"),
+        ({"schema": 1, "steps": [{"kind": "work", "label": "w"}]}, "step 0: .*cost"),
+        ({"schema": 1, "steps": [{"kind": "work", "label": 3, "cost": 1}]}, "step 0, label: expected a string"),
+        ({"schema": 1, "steps": [{"kind": "work", "label": "w", "cost": 1, "price": 1}]}, r"\['price'\] for HostWork"),
+        ({"schema": 1, "lead": [{"label": "l", "duration": 1, "stream": "0"}]}, "stream: expected an integer"),
+    ],
+)
+def test_bad_json_is_named(data: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        program_from_json(data)
+
+
+def test_columns_refuse_wrong_lengths_and_later_dependencies() -> None:
+    base = simulate(Program((one("a", 1, 1), one("b", 1, 1)))).columns
+    fields = {k: v for k, v in base.__dict__.items() if k != "op_step"}
+    with pytest.raises(ValueError, match=r"Columns\.label: expected 2 entries, got 1"):
+        Columns(**{**fields, "label": ["a"]})
+    with pytest.raises(ValueError, match="listed before it"):
+        Columns(**{**fields, "dep_first": np.array([0, 1, 1]), "dep_op": np.array([1])})
+
+
+def test_a_million_steps_in_a_few_seconds() -> None:
+    n = 1_000_000
+    rng = np.random.default_rng(0)
+    kind = np.where(rng.random(n) < 0.05, S.WAIT, S.SUBMIT).astype(np.int8)
+    submits = kind == S.SUBMIT
+    m = int(submits.sum())
+    columns = Columns(
+        kind=kind, thread=np.zeros(n, np.int64), cost=rng.integers(1, 10_000, n), label=["s"] * n,
+        first_op=np.concatenate([[0], np.cumsum(submits)]), op_duration=rng.integers(1, 10_000, m),
+        op_lane=rng.integers(0, 2, m), op_label=["k"] * m, lanes=((0, 0), (0, 7)), wait_kind=np.full(n, S.WAIT_DEVICE),
+    )  # fmt: skip
+    began = time.process_time()
+    timeline = simulate(columns)
+    spent = time.process_time() - began
+    print(f"{n} steps simulated in {spent:.2f} s of CPU time")
+    assert spent < 5
+    assert timeline.makespan >= columns.cost.sum()
