@@ -1,0 +1,254 @@
+"""Drawing of real traces: lanes and headroom as a plotly figure, and the columns of the interactive view."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import numpy as np
+
+from workbench.experiment import Check, Result
+from workbench.traces.idle import CAUSES, Analysis, Headroom, Window
+from workbench.traces.lookup import Locator
+from workbench.traces.trace import COPY, RANGE
+from workbench.traces.waits import WAIT_KINDS, describe_waits
+
+MAX_BOXES = 1200
+VIEW_EVENTS = 100_000
+
+
+def _lanes(analysis: Analysis, low: int, high: int) -> list[tuple[str, str, np.ndarray, np.ndarray, list[str], str]]:
+    """(lane, kind, start, end, names, ) per lane and kind within a window; waits and idle are lanes' boxes too."""
+    trace = analysis.trace
+    calls, ops, waits = trace.calls, trace.ops, analysis.waits
+    out = []
+    threads = np.unique(calls.thread[analysis.launches])
+    for thread in threads:
+        label = f"CPU thread {trace.threads[thread][1]}"
+        rows = np.flatnonzero((calls.thread == thread) & (calls.end_ns > low) & (calls.start_ns < high))
+        waiting = np.isin(rows, waits.call[waits.blocking]) if len(waits) else np.zeros(len(rows), bool)
+        submit = rows[np.isin(rows, analysis.launches) & ~waiting]
+        out.append((label, "cpu_submit", calls.start_ns[submit], calls.end_ns[submit], [trace.names[i] for i in calls.name[submit]]))
+        mine = np.flatnonzero((waits.thread == thread) & waits.blocking & (waits.end_ns > low) & (waits.start_ns < high))
+        out.append((label, "sync_wait", waits.start_ns[mine], waits.end_ns[mine], [WAIT_KINDS[k] for k in waits.kind[mine]]))
+    for pair in analysis.rows:
+        rows = analysis.rows[pair]
+        rows = rows[(ops.end_ns[rows] > low) & (ops.start_ns[rows] < high)]
+        for stream in np.unique(ops.stream[rows]):
+            label = f"GPU {pair[1]} stream {stream}"
+            for kind, chosen in (("gpu_execute", ops.kind[rows] != COPY), ("copy", ops.kind[rows] == COPY)):
+                mine = rows[(ops.stream[rows] == stream) & chosen]
+                out.append((label, kind, ops.start_ns[mine], ops.end_ns[mine], [trace.names[i] for i in ops.name[mine]]))
+        idle = analysis.idle(pair, (low, high))
+        out.append((f"GPU {pair[1]} idle", "idle", idle.start_ns, idle.end_ns, [CAUSES[c] for c in idle.cause]))
+    return [(lane, kind, start, end, names) for lane, kind, start, end, names in out if len(start)]
+
+
+def _aggregate(start: np.ndarray, end: np.ndarray, names: list[str], gap: int) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Merge boxes closer than `gap` (start sorted), so that a long window stays a few hundred boxes."""
+    if len(start) < 2:
+        return start, end, names
+    reach = np.maximum.accumulate(end)
+    first = np.concatenate([[True], start[1:] > reach[:-1] + gap])
+    at = np.flatnonzero(first)
+    count = np.diff(np.concatenate([at, [len(start)]]))
+    merged = [names[i] if n == 1 else f"{n} boxes from {names[i]}" for i, n in zip(at, count)]
+    return start[at], reach[np.concatenate([at[1:] - 1, [len(start) - 1]])], merged
+
+
+def _thin(curve: Headroom, low: int, high: int, points: int = 2000) -> tuple[np.ndarray, np.ndarray]:
+    """x in us from `low` and headroom in us for drawing; above `points` breakpoints, the extremes of equal bins."""
+    inside = (curve.t_ns >= low) & (curve.t_ns <= high)
+    t = np.repeat(curve.t_ns[inside], 2)
+    value = np.column_stack([curve.before[inside], curve.after[inside]]).ravel()
+    if len(t) > 2 * points:
+        bins = np.array_split(np.arange(len(t)), points)
+        keep = np.unique(np.concatenate([[b[value[b].argmin()], b[value[b].argmax()]] for b in bins]))
+        t, value = t[keep], value[keep]
+    return (t - low) / 1e3, value / 1e3
+
+
+def trace_rows(analysis: Analysis, window: Window | None, variant: str) -> list[dict[str, Any]]:
+    """The tidy table of one trace: boxes, headroom points and the sums, times in us from the window's start."""
+    low, high = _window(analysis, window)
+    gap = max(0, (high - low) // MAX_BOXES)
+    rows: list[dict[str, Any]] = []
+    for lane, kind, start, end, names in _lanes(analysis, low, high):
+        start, end, names = _aggregate(start, end, names, gap if len(start) > MAX_BOXES // 4 else 0)
+        for a, b, name in zip(start.tolist(), end.tolist(), names):
+            rows.append({"trace": variant, "lane": lane, "kind": kind, "label": name, "start_us": (a - low) / 1e3,
+                         "end_us": (b - low) / 1e3, "value": None})  # fmt: skip
+    for pair in analysis.rows:
+        x, y = _thin(analysis.headroom(pair), low, high)
+        rows += [{"trace": variant, "lane": f"GPU {pair[1]}", "kind": "headroom", "label": "", "start_us": a, "end_us": a,
+                  "value": v} for a, v in zip(x.tolist(), y.tolist())]  # fmt: skip
+        idle = analysis.idle(pair, (low, high))
+        sums = {"window": high - low, "idle": idle.total_ns(), **idle.by_cause_ns(), "waits": int(analysis.waits.counted().sum())}
+        rows += [{"trace": variant, "lane": f"GPU {pair[1]}", "kind": "sum", "label": k, "start_us": 0.0, "end_us": 0.0,
+                  "value": v / (1.0 if k == "waits" else 1e3)} for k, v in sums.items()]  # fmt: skip
+    return rows
+
+
+def _window(analysis: Analysis, window: Window | None) -> Window:
+    if window is not None:
+        return window
+    ops = analysis.trace.ops
+    if not len(ops):
+        return 0, 1
+    return int(ops.start_ns.min()), int(ops.end_ns.max())
+
+
+def trace_figure(analysis: Analysis, window: Window | None = None, title: str = ""):
+    """Lanes and headroom curve of one trace as a plotly figure; long windows are aggregated."""
+    return _draw(trace_rows(analysis, window, ""), [""], title)
+
+
+def figure_of_rows(result: Result):
+    """The figure of a table made of `trace_rows`, one pair of panels per trace."""
+    rows = result.table.to_dicts()
+    return _draw(rows, list(dict.fromkeys(r["trace"] for r in rows)), result.experiment.title)
+
+
+def _draw(rows: list[dict[str, Any]], variants: list[str], title: str):
+    from workbench.plotting import COLOURS, draw_lanes, figure
+
+    n = len(variants)
+    fig = figure(title, rows=2 * n, height=150 + 330 * n, row_heights=[0.6, 0.4] * n, shared_xaxes="all",
+                 vertical_spacing=0.05 if n > 1 else 0.08)  # fmt: skip
+    seen: set[str] = set()
+    for i, variant in enumerate(variants):
+        mine = [r for r in rows if r["trace"] == variant]
+        boxes = [r for r in mine if r["kind"] not in ("headroom", "sum")]
+        draw_lanes(
+            fig,
+            {
+                "lane": [r["lane"] for r in boxes],
+                "label": [html.escape(r["label"])[:80] for r in boxes],
+                "start": [r["start_us"] for r in boxes],
+                "end": [r["end_us"] for r in boxes],
+                "kind": [r["kind"] for r in boxes],
+            },
+            row=2 * i + 1, labels=False, unit="us", seen=seen,
+        )  # fmt: skip
+        for lane in dict.fromkeys(r["lane"] for r in mine if r["kind"] == "headroom"):
+            points = [r for r in mine if r["kind"] == "headroom" and r["lane"] == lane]
+            fig.add_scatter(
+                x=[r["start_us"] for r in points], y=[r["value"] for r in points], mode="lines", name=f"headroom, {lane}",
+                line={"color": COLOURS["headroom"], "width": 1.5}, showlegend="headroom" not in seen,
+                hovertemplate="%{x:.1f} us: %{y:.1f} us queued<extra></extra>", row=2 * i + 2, col=1,
+            )  # fmt: skip
+            seen.add("headroom")
+        fig.update_yaxes(title_text="headroom, us", rangemode="tozero", row=2 * i + 2, col=1)
+        if variant:
+            fig.add_annotation(text=f"<b>{html.escape(variant)}</b>", xref="x domain", yref="y domain", x=0, y=1.13, showarrow=False,
+                               xanchor="left", row=2 * i + 1, col=1)  # fmt: skip
+    fig.update_xaxes(title_text="time from the window's start, us", row=2 * n, col=1)
+    return fig
+
+
+def view_arguments(analysis: Analysis, window: Window | None = None, *, title: str = "", badge: str = "") -> dict[str, Any]:
+    """Keyword arguments of `workbench.widgets.trace_view` for a trace; the table jumps to waits and long idle times."""
+    low, high = _window(analysis, window)
+    trace, spans = analysis.trace, analysis.trace.spans
+    parts = _lanes(analysis, low, high)
+    for thread in np.unique(trace.calls.thread[analysis.launches]):
+        rows = np.flatnonzero((spans.thread == thread) & (spans.kind == RANGE) & (spans.end_ns > low) & (spans.start_ns < high))
+        if len(rows):
+            parts.insert(0, (f"ranges, thread {trace.threads[thread][1]}", "host_work", spans.start_ns[rows], spans.end_ns[rows],
+                             [trace.names[i] for i in spans.name[rows]]))  # fmt: skip
+    total = sum(len(p[2]) for p in parts)
+    if total > VIEW_EVENTS:
+        gap = (high - low) // 20_000
+        parts = [(lane, kind, *_aggregate(s, e, n, gap)) for lane, kind, s, e, n in parts]
+    lanes = list(dict.fromkeys(p[0] for p in parts))[:64]
+    parts = [p for p in parts if p[0] in lanes]
+    names: dict[str, int] = {}
+    kinds = list(dict.fromkeys(p[1] for p in parts))
+    events = {
+        "lane": np.concatenate([np.full(len(p[2]), lanes.index(p[0])) for p in parts] or [np.empty(0, int)]),
+        "start_ns": np.concatenate([p[2] for p in parts] or [np.empty(0, np.int64)]),
+        "end_ns": np.concatenate([p[3] for p in parts] or [np.empty(0, np.int64)]),
+        "kind": np.concatenate([np.full(len(p[2]), kinds.index(p[1])) for p in parts] or [np.empty(0, int)]),
+        "name": np.array([names.setdefault(n, len(names)) for p in parts for n in p[4]], int),
+    }
+    curves = []
+    for pair in analysis.rows:
+        curve = analysis.headroom(pair)
+        keep = np.flatnonzero((curve.t_ns >= low) & (curve.t_ns <= high))
+        keep = keep[:: max(1, len(keep) // 20_000)]
+        curves.append({"label": f"headroom, GPU {pair[1]}", "unit": "ns", "t_ns": curve.t_ns[keep],
+                       "before": curve.before[keep], "after": curve.after[keep]})  # fmt: skip
+    return {
+        "title": title or trace.source,
+        "badge": badge,
+        "lanes": lanes,
+        "events": events,
+        "names": list(names),
+        "kinds": kinds,
+        "curves": curves,
+        "table": _jump_table(analysis, low, high),
+        "caption": "Idle is the time in which no stream of the device works; headroom is submitted, unfinished device time.",
+    }
+
+
+def _jump_table(analysis: Analysis, low: int, high: int) -> dict[str, Any]:
+    waits = analysis.waits
+    rows = np.flatnonzero(waits.blocking & (waits.end_ns > low) & (waits.start_ns < high))
+    rows = rows[np.argsort(waits.start_ns[rows] - waits.end_ns[rows], kind="stable")][:200]
+    locator = Locator(analysis.trace)
+    lines: list[list[str]] = []
+    start, end = [], []
+    for w in describe_waits(analysis.trace, waits.take(rows), locator):
+        lines.append([f"{(w['start_ns'] - low) / 1e3:.1f} us", f"{w['duration_ns'] / 1e3:.1f} us", w["kind"], w["line"] or w["op"] or ""])
+        start.append(w["start_ns"])
+        end.append(w["start_ns"] + w["duration_ns"])
+    for pair in analysis.rows:
+        idle = analysis.idle(pair, (low, high))
+        longest = np.argsort(idle.start_ns - idle.end_ns, kind="stable")[:50]
+        for i in longest:
+            op = int(idle.ended_by[i])
+            after = f"before {analysis.trace.names[analysis.trace.ops.name[op]][:60]}" if op >= 0 else ""
+            lines.append([f"{(idle.start_ns[i] - low) / 1e3:.1f} us", f"{(idle.end_ns[i] - idle.start_ns[i]) / 1e3:.1f} us",
+                          f"GPU {pair[1]} idle: {CAUSES[idle.cause[i]]}", after])  # fmt: skip
+            start.append(int(idle.start_ns[i]))
+            end.append(int(idle.end_ns[i]))
+    return {"title": "Waits and longest idle intervals", "columns": ["at", "length", "what", "where"], "rows": lines,
+            "start_ns": start, "end_ns": end}  # fmt: skip
+
+
+def sums(result: Result) -> dict[str, dict[str, float]]:
+    """The sums of each trace in a table of `trace_rows`, over its devices, us."""
+    out: dict[str, dict[str, float]] = {}
+    for r in result.table.to_dicts():
+        if r["kind"] == "sum":
+            mine = out.setdefault(r["trace"], {})
+            mine[r["label"]] = mine.get(r["label"], 0.0) + r["value"]
+    return out
+
+
+def accounted(result: Result) -> Check:
+    """Every idle interval has a cause, and the causes add up."""
+    worst = 0.0
+    for mine in sums(result).values():
+        causes = sum(mine[k] for k in ("submission", "sync_blocked", "sync_rebuild", "turnaround", "dependency", "unknown"))
+        worst = max(worst, abs(causes - mine["idle"]))
+    return Check("Idle time by cause adds up to all idle time", worst < 1e-6, f"largest difference {worst:.6f} us")
+
+
+def first_look_checks(result: Result) -> list[Check]:
+    """The recorded pair: no wait and no idle from waits without `.item()`; one wait a block with it."""
+    found = sums(result)
+    checks = [accounted(result)]
+    if {"without .item()", "with .item()"} <= set(found):
+        free, item = found["without .item()"], found["with .item()"]
+        waited = item["sync_blocked"] + item["sync_rebuild"]
+        expected = result.params.blocks * result.params.steps
+        checks += [
+            Check("Without a host read no wait holds up submission", free["waits"] == 0, f"{free['waits']:.0f} waits"),
+            Check("With one read per block the host waits at least once per block and step", item["waits"] >= expected,
+                  f"{item['waits']:.0f} waits, {expected} blocks"),
+            Check("The GPU idles because of those waits", waited > 0, f"{waited:.1f} us of {item['window']:.1f} us"),
+        ]  # fmt: skip
+    return checks
+
+

@@ -1,0 +1,165 @@
+"""A first look at a real trace: lanes, headroom, idle share and the longest idle intervals, with and without waits."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.experiment import Check, Experiment, Params, Result, param
+
+VARIANTS = ("free", "item", "graph")
+SIZES = {"short": 256, "long": 8192}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstLookParams(Params):
+    """The recorded job is ours: a loop of eight bf16 transformer blocks, short (256 rows) and long (8192 rows)."""
+
+    trace: str = param("", "a Kineto trace of your own (.json, .json.gz) or an nsys .sqlite; empty: the recording")
+    size: str = param("short", "which recorded loop is drawn", choices=tuple(SIZES))
+    blocks: int = param(8, "transformer blocks in the recorded loop", min=1, max=64)
+    width: int = param(1024, "model width of the recorded loop", min=64, max=8192)
+    steps: int = param(4, "profiled steps", min=1, max=32)
+    repeats: int = param(15, "step times without the profiler", min=1, max=200)
+
+
+def measure(params: FirstLookParams, recorder: Any) -> None:
+    """Time the loop without the profiler, interleaved over the variants, then profile each variant once."""
+    import torch
+
+    from workbench.measure.block_loop import build, graphed
+    from workbench.measure.capture import capture
+    from workbench.measure.scrub import scrub
+
+    recorder.set("workload", job="transformer block loop, forward, bf16, random weights, seed 0", sizes=SIZES)
+    recorder.set("precision", parameters="bfloat16", activations="bfloat16")
+    recorder.set("topology", gpus=1)
+    recorder.set(
+        "protocol",
+        timer="host wall clock from an idle device to its synchronise after the steps",
+        warmup=3,
+        repeats=params.repeats,
+        order="variants interleaved within each repeat",
+        profiler="separate runs after the timing; one unprofiled warm-up, two profiled warm-up steps",
+    )
+    calls = {}
+    for size, tokens in SIZES.items():
+        step = build(blocks=params.blocks, width=params.width, tokens=tokens)
+        calls[size, "free"] = lambda step=step: step(False)
+        calls[size, "item"] = lambda step=step: step(True)
+        calls[size, "graph"] = graphed(step)
+    for call in calls.values():
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    times: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
+    for _ in range(params.repeats):
+        for key, call in calls.items():
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(params.steps):
+                call()
+            torch.cuda.synchronize()
+            times[key].append((time.perf_counter() - begin) / params.steps * 1e6)
+    for (size, variant), samples in times.items():
+        ordered = sorted(samples)
+        pick = lambda q, o=ordered: o[min(len(o) - 1, int(q * len(o)))]  # noqa: E731
+        recorder.samples(f"step_us {size} {variant}", samples)
+        recorder.row(size=size, variant=variant, tokens=SIZES[size], step_us_p20=pick(0.2), step_us_p50=pick(0.5),
+                     step_us_p80=pick(0.8), trace=f"{size}_{variant}.json.gz")  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        for (size, variant), call in calls.items():
+            _attach(recorder, f"{size}_{variant}", call, params.steps, Path(folder), scrub, capture)
+        _attach(recorder, "short_item_stacks", calls["short", "item"], 2, Path(folder), scrub, capture, stacks=True)
+
+
+def _attach(recorder: Any, name: str, call: Any, steps: int, folder: Path, scrub: Any, capture: Any, **options: Any):
+    path = capture(call, folder / "trace.json", steps=steps, **options)
+    text = _scrubbed(path.read_text(encoding="utf-8"), scrub)
+    recorder.attach(f"{name}.json.gz", gzip.compress(text.encode(), 9, mtime=0))
+
+
+def _scrubbed(text: str, scrub: Any) -> str:
+    """The trace without identifying text; the digits of its times are kept as written."""
+    trace = json.loads(text, parse_float=_Digits)
+    for key in list(trace):
+        if key not in ("traceEvents", "schemaVersion", "deviceProperties", "displayTimeUnit", "baseTimeNanoseconds",
+                       "cuda_driver_version", "cuda_runtime_version", "cupti_version"):  # fmt: skip
+            del trace[key]
+    kept = []
+    for event in trace["traceEvents"]:
+        if "name" in event:
+            event["name"] = _relative(event["name"])
+        if event.get("ph") == "M" and event.get("name") == "process_labels":
+            continue
+        args = event.get("args")
+        if isinstance(args, dict):
+            event["args"] = {k: v for k, v in args.items() if not isinstance(v, str) or k in ("name", "kind", "cuda_sync_kind")}
+        kept.append(event)
+    trace["traceEvents"] = kept
+    return _dump(scrub(trace))
+
+
+def _relative(name: Any) -> Any:
+    """A Python frame's path from its package on, so that a line is named without a machine's folders."""
+    if not isinstance(name, str) or "): " not in name or "/" not in name:
+        return name
+    path, rest = name.split("(", 1)
+    for root in ("site-packages/", "dist-packages/", "/lib/python3", "workbench/"):
+        at = path.rfind(root)
+        if at >= 0:
+            start = at + len(root) if root.endswith("packages/") else at + root.startswith("/")
+            return f"{path[start:]}({rest}"
+    return f"{path.rsplit('/', 1)[-1]}({rest}"
+
+
+class _Digits(float):
+    """A float that remembers the digits it was written with."""
+
+    def __new__(cls, text: str):
+        self = super().__new__(cls, text)
+        self.text = text
+        return self
+
+
+def _dump(value: Any) -> str:
+    if isinstance(value, _Digits):
+        return value.text
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(k)}:{_dump(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(_dump, value)) + "]"
+    return json.dumps(value)
+
+
+def figure(result: Result):
+    """Lanes and headroom of each trace."""
+    from workbench.experiments._traces import figure_of_rows
+
+    return figure_of_rows(result)
+
+
+def checks(result: Result) -> list[Check]:
+    """Claims about the recorded pair."""
+    from workbench.experiments._traces import first_look_checks
+
+    return first_look_checks(result)
+
+
+EXPERIMENT = Experiment(
+    slug="tool_first_look",
+    group="tools",
+    title="A first look at a real trace",
+    claim="In a real profile, one host read per block stops submission, empties the queue, and the GPU waits.",
+    kind="measured",
+    anchor="Section 8.1, Appendix B.6",
+    params=FirstLookParams,
+    figure=figure,
+    checks=checks,
+    measure=measure,
+)

@@ -1,0 +1,128 @@
+"""`%%headroom`: profile the cell on the GPU and show timeline, headroom curve, verdict and wait list inline."""
+
+from __future__ import annotations
+
+import argparse
+import html
+import shlex
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+USAGE = "%%headroom [-n STEPS] [-w WARMUP] [--stacks] [--idle-threshold US] [--keep FILE]"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise ValueError(f"{message}; usage: {USAGE}")
+
+
+def _options(line: str) -> argparse.Namespace:
+    parser = _Parser(prog="%%headroom", add_help=False)
+    parser.add_argument("-n", "--steps", type=int, default=3)
+    parser.add_argument("-w", "--warmup", type=int, default=2)
+    parser.add_argument("--stacks", action="store_true")
+    parser.add_argument("--idle-threshold", type=float, default=None)
+    parser.add_argument("--keep", default=None)
+    options = parser.parse_args(shlex.split(line))
+    if options.steps < 1 or options.warmup < 0:
+        raise ValueError(f"expected steps >= 1 and warmup >= 0, got {options.steps} and {options.warmup}; usage: {USAGE}")
+    return options
+
+
+def headroom(line: str, cell: str, shell: Any) -> Any:
+    """Run a cell warm-up + steps times under the profiler and display what it says.
+
+    The cell runs in the notebook's namespace. Stacks (`--stacks`) name the source line of each wait but slow the host.
+    """
+    from IPython.display import display
+
+    try:
+        options = _options(line)
+    except ValueError as error:
+        display({"text/plain": f"%%headroom: {error}"}, raw=True)
+        return None
+    from workbench.experiment import gpu_present
+    from workbench.measure.capture import NO_GPU
+
+    if not gpu_present():
+        display({"text/plain": f"%%headroom {NO_GPU}"}, raw=True)
+        return None
+    run = _compiled(cell, shell)
+    with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
+        return _profile(run, options, Path(folder), shell)
+
+
+def _compiled(cell: str, shell: Any) -> Callable[[], None]:
+    source = shell.transform_cell(cell)
+    name = shell.compile.cache(source, getattr(shell, "execution_count", 0), raw_code=cell)
+    code = compile(source, name, "exec")
+    return lambda: exec(code, shell.user_ns)
+
+
+def _profile(run: Callable[[], None], options: argparse.Namespace, folder: Path, shell: Any) -> Any:
+    from IPython.display import display
+
+    from workbench.measure.capture import capture, steady_window
+    from workbench.traces.idle import Analysis
+    from workbench.traces.kineto import read_kineto
+    from workbench.traces.verify import IDLE_THRESHOLD_US, verify_trace
+
+    path = Path(options.keep) if options.keep else folder / "trace.json"
+    trace = read_kineto(capture(run, path, steps=options.steps, warmup=options.warmup, stacks=options.stacks))
+    analysis = Analysis(trace)
+    window = steady_window(trace)
+    limit = IDLE_THRESHOLD_US if options.idle_threshold is None else options.idle_threshold
+    verdict = verify_trace(analysis, window=window, idle_threshold_us=limit)
+    show(analysis, verdict, window, display)
+    return None
+
+
+def show(analysis: Any, verdict: Any, window: tuple[int, int] | None, display: Callable[..., Any]) -> None:
+    """Display verdict, timeline with headroom, and waits."""
+    from workbench.experiments._traces import trace_figure, view_arguments
+
+    bundle = {"text/html": verdict_html(verdict), "text/plain": str(verdict)}
+    display(bundle, raw=True)
+    if len(analysis.trace.ops):
+        display(trace_figure(analysis, window, title="%%headroom"))
+        try:
+            from workbench.widgets import trace_view
+        except ImportError:
+            return
+        display(trace_view(**view_arguments(analysis, window, badge="measured live on this GPU")))
+
+
+def verdict_html(verdict: Any) -> str:
+    """The verdict and its waits as an HTML table; names are shown as text."""
+    word = {True: "synchronization-free", False: "not synchronization-free", None: "cannot tell"}[verdict.sync_free]
+    colour = {True: "#009E73", False: "#D55E00", None: "#767676"}[verdict.sync_free]
+    parts = [f'<p><b style="color:{colour}">{word}</b></p><ul>']
+    parts += [f"<li>{html.escape(r)}</li>" for r in [*verdict.reasons, *verdict.notes]]
+    parts.append("</ul>")
+    if verdict.offences:
+        head = "".join(f"<th>{h}</th>" for h in ("wait", "count", "total us", "longest us", "GPU idle us", "line", "op", "range"))
+        rows = "".join(
+            "<tr>"
+            + "".join(
+                f'<td style="text-align:left">{html.escape(str(v))}</td>'
+                for v in (
+                    o["kind"], o["count"], f"{o['total_ns'] / 1e3:.1f}", f"{o['max_ns'] / 1e3:.1f}",
+                    f"{o['gpu_idle_ns'] / 1e3:.1f}", o["line"] or "–", o["op"] or "–", o["range"] or "–",
+                )
+            )
+            + "</tr>"
+            for o in verdict.offences[:50]
+        )  # fmt: skip
+        parts.append(f"<table><tr>{head}</tr>{rows}</table>")
+    return "".join(parts)
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """Register `%%headroom` with an IPython shell."""
+
+    def cell_magic(line: str, cell: str) -> Any:
+        return headroom(line, cell, ipython)
+
+    ipython.register_magic_function(cell_magic, "cell", "headroom")

@@ -1,0 +1,74 @@
+"""A small transformer block loop to record: bf16, forward only, with or without one `.item()` per block.
+
+The smallest program that shows both regimes of Section 8.1: short blocks are bound by submission, long blocks hide it,
+and one host read per block stops submission either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+HEADS = 8
+
+
+def build(*, blocks: int, width: int, tokens: int, device: str = "cuda", seed: int = 0) -> Callable[[bool], Any]:
+    """Return `step(read)`: one pass over the loop; `read` adds one `.item()` per block.
+
+    Args:
+        blocks: transformer blocks (RMS norm, attention, SwiGLU-free MLP of four times the width).
+        width: model width, a multiple of the eight heads.
+        tokens: rows of the one sequence.
+    """
+    import torch
+    from torch.profiler import record_function
+
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def weight(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, device=device, dtype=torch.bfloat16, generator=generator) * rows**-0.5
+
+    layers = [
+        (weight(width, 3 * width), weight(width, width), weight(width, 4 * width), weight(4 * width, width))
+        for _ in range(blocks)
+    ]
+    x0 = torch.randn(tokens, width, device=device, dtype=torch.bfloat16, generator=generator)
+
+    def block(x: torch.Tensor, layer: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        qkv, out, up, down = layer
+        h = torch.nn.functional.rms_norm(x, (width,))
+        q, k, v = (h @ qkv).view(tokens, 3, HEADS, width // HEADS).permute(1, 2, 0, 3).unbind(0)
+        a = torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
+        x = x + a.transpose(0, 1).reshape(tokens, width) @ out
+        h = torch.nn.functional.rms_norm(x, (width,))
+        return x + torch.nn.functional.gelu(h @ up) @ down
+
+    def step(read: bool) -> torch.Tensor:
+        x = x0
+        with torch.no_grad():
+            for i, layer in enumerate(layers):
+                with record_function(f"block {i}"):
+                    x = block(x, layer)
+                    if read:
+                        load = x[0, 0].float().item()
+                        if load != load:
+                            raise FloatingPointError(f"block {i} produced NaN")
+        return x
+
+    return step
+
+
+def graphed(step: Callable[[bool], Any]) -> Callable[[], None]:
+    """One step without reads as a captured CUDA graph."""
+    import torch
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step(False)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(False)
+    return graph.replay

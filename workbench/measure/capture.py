@@ -1,0 +1,148 @@
+"""Profile a callable or a block of code with torch.profiler, and judge the trace.
+
+The profiler's own final device synchronise is the only one added; steps follow warm-up steps without a synchronise
+between them, so that the window begins in steady state.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.traces.trace import Trace
+    from workbench.traces.verify import Verdict
+
+STEP = "ProfilerStep#"
+NO_GPU = "needs a CUDA GPU: torch.cuda.is_available() is False here (a recorded trace can be read anywhere)"
+
+
+def require_gpu(what: str) -> None:
+    """Raise RuntimeError, naming what needed it, where there is no usable GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"{what} {NO_GPU}")
+
+
+class Recording(AbstractContextManager):
+    """Profiles the body of a `with` statement; afterwards `path` is the trace file.
+
+    Args:
+        path: where the trace goes (.json or .json.gz); written under a temporary name, then renamed.
+        stacks: record Python stacks, so that waits have source lines; this slows the host.
+    """
+
+    def __init__(self, path: str | Path, *, stacks: bool = False) -> None:
+        self.path = Path(path)
+        self.stacks = stacks
+        self._profiler: Any = None
+
+    def __enter__(self) -> Recording:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        require_gpu("profiling")
+        options: dict[str, Any] = {}
+        if self.stacks:
+            # Without `verbose` Kineto leaves the Python frames out of the exported file.
+            options["experimental_config"] = torch._C._profiler._ExperimentalConfig(verbose=True)
+        self._profiler = profile(
+            activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], with_stack=self.stacks, **options
+        )
+        self._profiler.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._profiler.__exit__(*error)
+        if error[0] is None:
+            suffix = ".json.gz" if self.path.name.endswith(".gz") else ".json"
+            temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}{suffix}")
+            self._profiler.export_chrome_trace(str(temporary))
+            os.replace(temporary, self.path)
+
+
+def capture(
+    fn: Callable[[], Any], path: str | Path, *, steps: int = 3, warmup: int = 2, stacks: bool = False
+) -> Path:
+    """Run `fn` in named profiler steps after warm-up runs, half of them profiled too, and write the trace.
+
+    Raises:
+        ValueError: steps < 1 or warmup < 0.
+        RuntimeError: no GPU.
+    """
+    import torch
+    from torch.profiler import record_function
+
+    if steps < 1 or warmup < 0:
+        raise ValueError(f"capture: expected steps >= 1 and warmup >= 0, got steps={steps}, warmup={warmup}")
+    require_gpu("profiling")
+    for _ in range(warmup):
+        fn()
+    torch.cuda.synchronize()
+    with Recording(path, stacks=stacks) as recording:
+        for _ in range(max(1, warmup)):
+            with record_function("warmup"):
+                fn()
+        for i in range(steps):
+            with record_function(f"{STEP}{i}"):
+                fn()
+    return recording.path
+
+
+def steady_window(trace: Trace) -> tuple[int, int] | None:
+    """From the start of the first named step to the end of all device work; None where no step is named."""
+    from workbench.traces.ranges import steps
+
+    found = steps(trace)
+    if not found or not len(trace.ops):
+        return None
+    return found[0][1][0], max(int(trace.ops.end_ns.max()), found[0][1][0] + 1)
+
+
+def verify(
+    fn: Callable[[], Any],
+    *,
+    steps: int = 3,
+    warmup: int = 2,
+    idle_threshold_us: float | None = None,
+    stacks: bool = True,
+    trace_path: str | Path | None = None,
+) -> Verdict:
+    """Profile a callable on the GPU and say whether its steps are synchronization-free.
+
+    The verdict comes from a profile without stacks (stacks slow the host and so make idle time); where it fails and
+    `stacks` is set, a second profile names the source lines of the waits.
+
+    Args:
+        fn: one step; called warmup + steps times and again for the second profile.
+        idle_threshold_us: longest tolerated submission-bound idle interval; None takes the default of the verifier.
+        trace_path: keep the trace there.
+    Raises:
+        RuntimeError: no GPU.
+
+    Source: report, Appendix B.6.
+    """
+    import dataclasses
+
+    from workbench.traces.kineto import read_kineto
+    from workbench.traces.verify import IDLE_THRESHOLD_US, verify_trace
+
+    limit = IDLE_THRESHOLD_US if idle_threshold_us is None else idle_threshold_us
+    with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
+        path = capture(fn, trace_path or Path(folder) / "trace.json", steps=steps, warmup=warmup)
+        trace = read_kineto(path)
+        verdict = verify_trace(trace, window=steady_window(trace), idle_threshold_us=limit)
+        if verdict.offences and stacks:
+            second = capture(fn, Path(folder) / "stacks.json", steps=steps, warmup=warmup, stacks=True)
+            lines = read_kineto(second)
+            named = verify_trace(lines, window=steady_window(lines), idle_threshold_us=limit)
+            if named.offences:
+                notes = [n for n in verdict.notes if "stacks" not in n]
+                notes.append("source lines and wait times are from a second profile, with stacks")
+                verdict = dataclasses.replace(verdict, offences=named.offences, notes=notes)
+    return verdict

@@ -1,0 +1,203 @@
+"""Named ranges (steps, blocks, microbatches): windows, blocks ahead, and the trace rows of Table 51.
+
+Source: report Section 8.1 (Figure 31), Appendix B.6 and Table 51.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workbench.traces.idle import SYNC, Analysis, Window, union_ns
+from workbench.traces.trace import KERNEL, RANGE, Trace, TraceError
+from workbench.traces.waits import BLOCKING_D2H
+
+_TIME = re.compile(r"^(\+?)(\d+(?:\.\d+)?)(ns|us|ms|s|)$")
+_UNIT_NS = {"": 1, "ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+_COLLECTIVE = re.compile(r"nccl|rccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sendrecv", re.I)
+
+
+@dataclass(frozen=True)
+class RangeTable:
+    """Instances of ranges in host order; device times are -1 where a range launched nothing."""
+
+    name: list[str]
+    host_start_ns: np.ndarray
+    host_end_ns: np.ndarray
+    device_start_ns: np.ndarray
+    device_end_ns: np.ndarray
+
+
+def find_ranges(analysis: Analysis, pattern: str) -> RangeTable:
+    """Ranges (annotations, NVTX) whose name matches a regular expression, with the span of the work each launched.
+
+    Raises:
+        TraceError: no range matches; the message lists names that are there.
+    """
+    trace = analysis.trace
+    spans, calls, ops = trace.spans, trace.calls, trace.ops
+    try:
+        wanted = re.compile(pattern)
+    except re.error as error:
+        raise TraceError(f"range pattern {pattern!r}: {error}") from error
+    matching = np.array([bool(wanted.search(n)) for n in trace.names] or [False])
+    rows = np.flatnonzero((spans.kind == RANGE) & matching[spans.name])
+    if not len(rows):
+        have = sorted({trace.names[i] for i in np.unique(spans.name[spans.kind == RANGE])})
+        raise TraceError(f"no range matches {pattern!r}; ranges here: {', '.join(have[:12]) or 'none'}")
+    device_start = np.full(len(rows), -1, np.int64)
+    device_end = np.full(len(rows), -1, np.int64)
+    last_end = np.full(len(calls), -1, np.int64)
+    linked = ops.launch >= 0
+    np.maximum.at(last_end, ops.launch[linked], ops.end_ns[linked])
+    for thread in np.unique(spans.thread[rows]):
+        mine = analysis.launches[calls.thread[analysis.launches] == thread]
+        for i in np.flatnonzero(spans.thread[rows] == thread):
+            a = np.searchsorted(calls.start_ns[mine], spans.start_ns[rows[i]], "left")
+            b = np.searchsorted(calls.start_ns[mine], spans.end_ns[rows[i]], "left")
+            if b > a:
+                device_start[i] = analysis.first_start[mine[a:b]].min()
+                device_end[i] = last_end[mine[a:b]].max()
+    return RangeTable(
+        [trace.names[i] for i in spans.name[rows]], spans.start_ns[rows], spans.end_ns[rows], device_start, device_end
+    )
+
+
+def blocks_ahead(ranges: RangeTable) -> tuple[np.ndarray, np.ndarray]:
+    """(t_ns, ranges ahead) from each instant on: host's current range minus the furthest range the device has begun."""
+    begun = ranges.device_start_ns >= 0
+    host = ranges.host_start_ns
+    number = np.arange(len(host))
+    order = np.argsort(ranges.device_start_ns[begun], kind="stable")
+    started = ranges.device_start_ns[begun][order]
+    furthest = np.maximum.accumulate(np.concatenate([[-1], number[begun][order]]))
+    t = np.unique(np.concatenate([host, started]))
+    ahead = np.searchsorted(host, t, "right") - 1 - furthest[np.searchsorted(started, t, "right")]
+    return t, np.maximum(ahead, 0)
+
+
+def steps(trace: Trace) -> list[tuple[str, Window]]:
+    """The profiler's steps (ProfilerStep#N) in order, the last one included."""
+    spans = trace.spans
+    is_step = np.array([n.startswith("ProfilerStep") for n in trace.names] or [False])
+    rows = np.flatnonzero((spans.kind == RANGE) & is_step[spans.name]) if len(spans) else []
+    return [(trace.names[spans.name[i]], (int(spans.start_ns[i]), int(spans.end_ns[i]))) for i in rows]
+
+
+def parse_window(trace: Trace, text: str | None) -> Window | None:
+    """A window from text: `all`, `steps` (profiler steps after the first), a range's name, `step:N`, or `A:B`.
+
+    A and B are times on the trace's clock in ns, or with a unit (ns, us, ms, s); a leading `+` counts from the first
+    device operation. None means the whole trace.
+
+    Raises:
+        TraceError: the text is none of these, or names no range.
+    """
+    if text is None or text == "all":
+        return None
+    found = steps(trace)
+    if text == "steps":
+        kept = found[1:] or found
+        if not kept:
+            raise TraceError("window 'steps': the trace has no ProfilerStep ranges; give A:B or a range's name")
+        return kept[0][1][0], kept[-1][1][1]
+    if re.fullmatch(r"step:\d+", text):
+        number = int(text[5:])
+        if number >= len(found):
+            raise TraceError(f"window {text!r}: the trace has {len(found)} steps, counted from 0")
+        return found[number][1]
+    for i in np.flatnonzero(trace.spans.kind == RANGE) if len(trace.spans) else []:
+        if trace.names[trace.spans.name[i]] == text:
+            return int(trace.spans.start_ns[i]), int(trace.spans.end_ns[i])
+    parts = text.split(":")
+    times = [_TIME.match(p) for p in parts]
+    if len(parts) != 2 or not all(times):
+        raise TraceError(
+            f"window {text!r}: expected all, steps, step:N, the name of a range, or A:B such as 12000:90000 or +1ms:+5ms"
+        )
+    origin = int(trace.ops.start_ns.min()) if len(trace.ops) else 0
+    low, high = (_time_ns(m.groups(), origin) for m in times if m)
+    if high <= low:
+        raise TraceError(f"window {text!r}: ends before it starts")
+    return low, high
+
+
+def _time_ns(parts: tuple[str, str, str], origin: int) -> int:
+    sign, number, unit = parts
+    whole = int(number) * _UNIT_NS[unit] if number.isdigit() else round(float(number) * _UNIT_NS[unit])
+    return whole + (origin if sign else 0)
+
+
+def table51(analysis: Analysis, window: Window | None = None) -> list[dict[str, Any]]:
+    """The trace-based rows of Table 51: step time, D2H route-shape wall time, communication exposure; one list of rows."""
+    trace = analysis.trace
+    calls, ops, waits = trace.calls, trace.ops, analysis.waits
+    rows: list[dict[str, Any]] = []
+    durations = np.array([b - a for _, (a, b) in steps(trace)]) / 1e3
+    if len(durations):
+        rows.append({"metric": "step time", "count": len(durations), "median_us": float(np.median(durations)),
+                     "mean_us": float(durations.mean()), "std_us": float(durations.std())})  # fmt: skip
+    for pair in analysis.rows:
+        low, high = analysis.window(pair, window)
+        idle = analysis.idle(pair, window)
+        of_process = calls.process[waits.call] == pair[0] if len(waits) else np.empty(0, bool)
+        chosen = waits.counted() & (waits.kind == BLOCKING_D2H) & of_process
+        chosen &= (waits.end_ns > low) & (waits.start_ns < high)
+        picked = np.flatnonzero(chosen)
+        caused = (idle.cause == SYNC) & np.isin(idle.wait, picked)
+        rows.append({
+            "metric": "D2H route-shape wall time", "process": trace.process_label(pair[0]), "device": pair[1],
+            "count": len(picked),
+            "wait_us": float((waits.end_ns[picked] - waits.start_ns[picked]).sum()) / 1e3,
+            "launch_gap_us": float(_launch_gaps(analysis, picked).sum()) / 1e3,
+            "gpu_idle_us": float((idle.end_ns - idle.start_ns)[caused].sum()) / 1e3,
+        })  # fmt: skip
+        mine = analysis.rows[pair]
+        is_comm = np.array([bool(_COLLECTIVE.search(n)) for n in trace.names] or [False])[ops.name[mine]]
+        is_comm &= ops.kind[mine] == KERNEL
+        comm, rest = mine[is_comm], mine[~is_comm]
+        busy = union_ns(ops.start_ns[mine], ops.end_ns[mine], low, high)
+        rows.append({
+            "metric": "communication exposure", "process": trace.process_label(pair[0]), "device": pair[1],
+            "count": len(comm),
+            "communication_us": union_ns(ops.start_ns[comm], ops.end_ns[comm], low, high) / 1e3,
+            "exposed_us": (busy - union_ns(ops.start_ns[rest], ops.end_ns[rest], low, high)) / 1e3,
+        })  # fmt: skip
+    return rows
+
+
+def _launch_gaps(analysis: Analysis, picked: np.ndarray) -> np.ndarray:
+    """From the start of each wait to the start of the next launch on its thread, ns."""
+    calls, waits = analysis.trace.calls, analysis.waits
+    out = np.zeros(len(picked), np.int64)
+    for thread in np.unique(waits.thread[picked]):
+        mine = analysis.launches[calls.thread[analysis.launches] == thread]
+        here = np.flatnonzero(waits.thread[picked] == thread)
+        at = np.searchsorted(calls.start_ns[mine], waits.end_ns[picked[here]], "left")
+        ok = at < len(mine)
+        out[here[ok]] = calls.start_ns[mine[at[ok]]] - waits.start_ns[picked[here[ok]]]
+    return out
+
+
+def rank_skew(traces: list[Trace]) -> list[dict[str, Any]]:
+    """Per rank and step: duration, and how much later than the earliest rank it began (same clock assumed: one host)."""
+    rows: list[dict[str, Any]] = []
+    for index, trace in enumerate(traces):
+        base = trace.metadata.get("baseTimeNanoseconds")
+        base = base if isinstance(base, int) else 0
+        for name, (a, b) in steps(trace):
+            rows.append({"rank": trace.rank if trace.rank is not None else index, "source": trace.source, "step": name,
+                         "start_ns": a + base, "duration_ns": b - a})  # fmt: skip
+    for name in {r["step"] for r in rows}:
+        same = [r for r in rows if r["step"] == name]
+        first = min(r["start_ns"] for r in same)
+        shortest = min(r["duration_ns"] for r in same)
+        for r in same:
+            r["start_skew_ns"] = r["start_ns"] - first
+            r["duration_skew_ns"] = r["duration_ns"] - shortest
+    return rows
+
+

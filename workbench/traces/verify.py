@@ -1,0 +1,178 @@
+"""Is a trace synchronization-free? Two tests and an honest third answer.
+
+Test 1: no blocking wait (D2H copy, synchronise call, polling) on a submitting thread. Test 2: no submission-bound
+idle interval above a stated threshold. Incomplete data cannot pass: the answer is then "cannot tell".
+
+Source: report Section 8.5 and Appendix B.6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from workbench.traces.idle import SUBMISSION, SYNC, Analysis, Window
+from workbench.traces.lookup import NO_STACKS, Locator
+from workbench.traces.summary import UNLINKED_SHARE, empty_graph_launches
+from workbench.traces.trace import Trace
+from workbench.traces.waits import FINAL_SYNC, describe_waits
+
+IDLE_THRESHOLD_US = 20.0
+VIOLATION_SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`sync_free` is True, False, or None for "cannot tell"; `reasons` says why; `offences` groups waits by source."""
+
+    sync_free: bool | None
+    reasons: list[str]
+    offences: list[dict[str, Any]]
+    submission_idle: list[dict[str, Any]]
+    idle_threshold_us: float
+    window_ns: tuple[int, int] | None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """0 synchronization-free, 1 not, 2 cannot tell."""
+        return {True: 0, False: 1, None: 2}[self.sync_free]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "schema": 1,
+            "verdict": {True: "sync-free", False: "not sync-free", None: "cannot tell"}[self.sync_free],
+            "sync_free": self.sync_free,
+            "exit_code": self.exit_code,
+            "reasons": self.reasons,
+            "offences": self.offences,
+            "submission_idle": self.submission_idle,
+            "idle_threshold_us": self.idle_threshold_us,
+            "window_ns": list(self.window_ns) if self.window_ns else None,
+            "notes": self.notes,
+        }
+
+    def __str__(self) -> str:
+        head = {True: "synchronization-free", False: "NOT synchronization-free", None: "cannot tell"}[self.sync_free]
+        lines = [head, *(f"- {r}" for r in self.reasons)]
+        for o in self.offences:
+            where = o["line"] or o["op"] or o["call"]
+            lines.append(f"  {o['count']} x {o['kind']} at {where}: {o['total_ns'] / 1e3:.1f} us, longest "
+                         f"{o['max_ns'] / 1e3:.1f} us" + (f", in {o['range']}" if o["range"] else ""))  # fmt: skip
+        return "\n".join(lines + [f"note: {n}" for n in self.notes])
+
+
+def verify_trace(
+    trace: Trace | Analysis,
+    *,
+    window: Window | None = None,
+    idle_threshold_us: float = IDLE_THRESHOLD_US,
+    judge_idle: bool = True,
+) -> Verdict:
+    """Judge a trace (see the module) within a window, default the whole trace.
+
+    Raises:
+        ValueError: the threshold is negative or not finite.
+    """
+    if not (0 <= idle_threshold_us < float("inf")):
+        raise ValueError(f"idle threshold: expected a finite time >= 0 us, got {idle_threshold_us!r}")
+    analysis = trace if isinstance(trace, Analysis) else Analysis(trace)
+    offences, exempt = _offences(analysis, window)
+    starved = _submission_idle(analysis, window, idle_threshold_us)
+    unknown = _cannot_tell(analysis)
+    notes = []
+    if exempt:
+        notes.append(f"{exempt} final device synchronise (the profiler's own) is exempt")
+    if offences and not Locator(analysis.trace).has_stacks:
+        notes.append(NO_STACKS)
+    reasons = []
+    if offences:
+        n, total = sum(o["count"] for o in offences), sum(o["total_ns"] for o in offences)
+        reasons.append(f"{n} blocking waits hold the host for {total / 1e3:.1f} us")
+    if starved and judge_idle:
+        worst = max(s["duration_ns"] for s in starved)
+        total = sum(s["duration_ns"] for s in starved)
+        reasons.append(
+            f"{len(starved)} submission-bound idle intervals above {idle_threshold_us:g} us "
+            f"({total / 1e3:.1f} us in all, longest {worst / 1e3:.1f} us)"
+        )
+    if reasons:
+        verdict: bool | None = False
+        notes += [f"incomplete data: {u}" for u in unknown]
+    elif unknown:
+        verdict, reasons = None, unknown
+    else:
+        verdict = True
+        reasons = ["no blocking wait and no submission-bound idle interval above "
+                   f"{idle_threshold_us:g} us" if judge_idle else "no blocking wait"]  # fmt: skip
+    return Verdict(verdict, reasons, offences, starved, float(idle_threshold_us), window, notes)
+
+
+def _offences(analysis: Analysis, window: Window | None) -> tuple[list[dict[str, Any]], int]:
+    trace, waits = analysis.trace, analysis.waits
+    inside = np.ones(len(waits), bool)
+    if window is not None:
+        inside = (waits.end_ns > window[0]) & (waits.start_ns < window[1])
+    rows = np.flatnonzero(waits.counted() & inside)
+    caused = np.zeros(len(waits) + 1, np.int64)
+    for pair in analysis.rows:
+        idle = analysis.idle(pair, window)
+        sync = idle.cause == SYNC
+        np.add.at(caused, idle.wait[sync], (idle.end_ns - idle.start_ns)[sync])
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for i, w in zip(rows, describe_waits(trace, waits.take(rows))):
+        call = trace.names[trace.calls.name[waits.call[i]]]
+        key = (w["kind"], call, w["line"], w["op"], w["range"])
+        group = groups.setdefault(key, {
+            "kind": w["kind"], "call": call, "line": w["line"], "op": w["op"], "range": w["range"], "count": 0,
+            "total_ns": 0, "max_ns": 0, "gpu_idle_ns": 0, "first_ns": w["start_ns"],
+        })  # fmt: skip
+        group["count"] += 1
+        group["total_ns"] += w["duration_ns"]
+        group["max_ns"] = max(group["max_ns"], w["duration_ns"])
+        group["gpu_idle_ns"] += int(caused[i])
+    exempt = int((inside & (waits.kind == FINAL_SYNC) & waits.submits).sum())
+    return sorted(groups.values(), key=lambda g: -g["total_ns"]), exempt
+
+
+def _submission_idle(analysis: Analysis, window: Window | None, threshold_us: float) -> list[dict[str, Any]]:
+    trace, out = analysis.trace, []
+    locator = Locator(trace)
+    for pair in analysis.rows:
+        idle = analysis.idle(pair, window)
+        length = idle.end_ns - idle.start_ns
+        for i in np.flatnonzero((idle.cause == SUBMISSION) & (length > threshold_us * 1e3)):
+            op = int(idle.ended_by[i])
+            call = trace.ops.launch[op]
+            where = locator.where(int(trace.calls.thread[call]), int(trace.calls.start_ns[call]))
+            out.append({
+                "process": trace.process_label(pair[0]), "device": pair[1], "start_ns": int(idle.start_ns[i]),
+                "duration_ns": int(length[i]), "before": trace.names[trace.ops.name[op]], "line": where.line or None,
+                "op": where.op or None, "range": where.range or None,
+            })  # fmt: skip
+    return sorted(out, key=lambda r: -r["duration_ns"])
+
+
+def _cannot_tell(analysis: Analysis) -> list[str]:
+    trace, ops = analysis.trace, analysis.trace.ops
+    why = []
+    if not len(ops):
+        return ["the trace has no device operations"]
+    if not len(trace.calls):
+        why.append("the trace has no launch rows (runtime or driver calls), so nothing can be said about the host")
+    empty = empty_graph_launches(analysis)
+    if empty:
+        why.append(f"{empty} graph launches have no recorded device operations")
+    unlinked = int(((ops.launch < 0) & ~analysis.carry_in).sum())
+    if len(trace.calls) and unlinked > UNLINKED_SHARE * len(ops):
+        why.append(f"{unlinked} of {len(ops)} operations have no recorded launch (bound: {UNLINKED_SHARE:.0%})")
+    violations = int(analysis.clock_violation.sum())
+    if violations > VIOLATION_SHARE * len(ops):
+        why.append(f"{violations} of {len(ops)} operations start before their own launch: clocks disagree")
+    lost = {k: v for k, v in trace.dropped.items() if k in ("damaged_events", "damaged_bytes", "truncated_file", "dropped_records")}
+    if lost:
+        why.append("events were lost while recording or reading: " + ", ".join(f"{k} {v}" for k, v in lost.items()))
+    return why

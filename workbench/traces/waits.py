@@ -1,0 +1,220 @@
+"""Host waits of a trace: blocking device-to-host copies, synchronise calls, polling; judged by outcome, not by name.
+
+Source: report Section 8.4 and Appendix B.6.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workbench.traces.lookup import Locator
+from workbench.traces.trace import (
+    D2H,
+    DEVICE_SYNC,
+    EVENT_SYNC,
+    NONE,
+    PINNED,
+    QUERY,
+    STREAM_SYNC,
+    Trace,
+)
+
+BLOCKING_D2H, STREAM, EVENT, DEVICE, POLLING, FINAL_SYNC = range(6)
+WAIT_KINDS = ("blocking_d2h", "stream_sync", "event_sync", "device_sync", "polling", "final_device_sync")
+POLL_CALLS, POLL_NS = 8, 20_000
+LONG_CALL_NS = 100_000
+_ALLOCATION = re.compile(r"aten::(new_)?(empty|resize|_?pin_memory|set_|clone)")
+
+
+@dataclass(frozen=True)
+class Waits:
+    """One row per wait, sorted by start. `blocking`: device work ended during the call, so the host did wait for it.
+
+    `copy` is the D2H operation (row of `Trace.ops`) that the wait delivers, or -1; `submits` says whether the thread
+    is one that launches device work (a watchdog thread's wait stops no submission).
+    """
+
+    kind: np.ndarray
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    call: np.ndarray
+    thread: np.ndarray
+    blocking: np.ndarray
+    submits: np.ndarray
+    copy: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def counted(self) -> np.ndarray:
+        """Mask of waits that held up submission: blocking, on a submitting thread, not the profiler's final one."""
+        return self.blocking & self.submits & (self.kind != FINAL_SYNC)
+
+    def take(self, rows: np.ndarray) -> Waits:
+        """The same table with only the given rows."""
+        return Waits(**{k: v[rows] for k, v in self.__dict__.items()})
+
+
+def launch_calls(trace: Trace) -> np.ndarray:
+    """Rows of the calls that own at least one device operation, ascending."""
+    owned = trace.ops.launch[trace.ops.launch >= 0]
+    mask = np.zeros(len(trace.calls), bool)
+    mask[owned] = True
+    return np.flatnonzero(mask)
+
+
+def find_waits(trace: Trace) -> Waits:
+    """All waits of a trace (see `Waits`).
+
+    A D2H copy call that returned at or after the end of its copy blocked (a pinned asynchronous copy never does by
+    itself); a pinned copy makes the next synchronise call of its thread the wait that delivers it. Stream waits, and
+    launches held up by a full queue, are not waits.
+    """
+    ops, calls = trace.ops, trace.calls
+    launches = launch_calls(trace)
+    launching = np.zeros(len(trace.threads) + 1, bool)
+    launching[calls.thread[launches]] = True
+    delivered = np.full(len(calls), NONE, np.int64)
+
+    copies = np.flatnonzero((ops.copy_kind == D2H) & (ops.launch >= 0))
+    own = ops.launch[copies]
+    asynchronous = np.array(["Async" in trace.names[i] for i in calls.name[own]], bool)
+    returned_late = (calls.end_ns[own] >= ops.end_ns[copies]) & (calls.start_ns[own] <= ops.start_ns[copies])
+    blocks = returned_late & ~((ops.host_memory[copies] == PINNED) & asynchronous)
+    delivered[own[blocks]] = copies[blocks]
+
+    sync_mask = np.isin(calls.kind, (STREAM_SYNC, EVENT_SYNC, DEVICE_SYNC))
+    syncs = np.flatnonzero(sync_mask)
+    _deliver_by_sync(trace, copies[~blocks], syncs, delivered)
+
+    rows = np.union1d(syncs, own[blocks])
+    kind = np.full(len(rows), BLOCKING_D2H, np.uint8)
+    for code, wait in ((STREAM_SYNC, STREAM), (EVENT_SYNC, EVENT), (DEVICE_SYNC, DEVICE)):
+        kind[(calls.kind[rows] == code) & (delivered[rows] < 0)] = wait
+    blocking = _outlived_work(trace, rows) | (delivered[rows] >= 0)
+    kind[np.isin(rows, _final_syncs(trace, launches))] = FINAL_SYNC
+
+    poll_first, poll_last = _polls(trace, launching)
+    poll_blocks = _ended_between(trace, calls.process[poll_first], calls.start_ns[poll_first], calls.end_ns[poll_last])
+    start = np.concatenate([calls.start_ns[rows], calls.start_ns[poll_first]])
+    call = np.concatenate([rows, poll_first])
+    order = np.argsort(start, kind="stable")
+    thread = calls.thread[call]
+    return Waits(
+        kind=np.concatenate([kind, np.full(len(poll_first), POLLING, np.uint8)])[order],
+        start_ns=start[order],
+        end_ns=np.concatenate([calls.end_ns[rows], calls.end_ns[poll_last]])[order],
+        call=call[order],
+        thread=thread[order],
+        blocking=np.concatenate([blocking, poll_blocks])[order],
+        submits=launching[thread][order],
+        copy=np.concatenate([delivered[rows], np.full(len(poll_first), NONE, np.int64)])[order],
+    )
+
+
+def _deliver_by_sync(trace: Trace, copies: np.ndarray, syncs: np.ndarray, delivered: np.ndarray) -> None:
+    ops, calls = trace.ops, trace.calls
+    own = ops.launch[copies]
+    for thread in np.unique(calls.thread[own]):
+        mine = syncs[calls.thread[syncs] == thread]
+        here = calls.thread[own] == thread
+        at = np.searchsorted(calls.start_ns[mine], calls.end_ns[own[here]], "left")
+        inside = at < len(mine)
+        sync, copy = mine[at[inside]], copies[here][inside]
+        needed = calls.end_ns[sync] >= ops.end_ns[copy]
+        delivered[sync[needed]] = copy[needed]
+
+
+def _outlived_work(trace: Trace, rows: np.ndarray) -> np.ndarray:
+    """Did device work that the call waits for end during the call? Uses the synchronised stream where recorded."""
+    calls, syncs = trace.calls, trace.syncs
+    result = _ended_between(trace, calls.process[rows], calls.start_ns[rows], calls.end_ns[rows])
+    if len(syncs):
+        known = {
+            int(c): i for i, c in enumerate(syncs.correlation) if c > 0 and syncs.stream[i] >= 0
+        }
+        for i, row in enumerate(rows):
+            record = known.get(int(calls.correlation[row]))
+            if record is None or calls.kind[row] != STREAM_SYNC:
+                continue
+            if syncs.process[record] >= 0 and syncs.process[record] != calls.process[row]:
+                continue
+            ends = _stream_ends(trace, int(calls.process[row]), int(syncs.stream[record]))
+            low = np.searchsorted(ends, calls.start_ns[row], "right")
+            result[i] = np.searchsorted(ends, calls.end_ns[row], "right") > low
+    return result | (calls.end_ns[rows] - calls.start_ns[rows] >= LONG_CALL_NS)
+
+
+
+def _stream_ends(trace: Trace, process: int, stream: int) -> np.ndarray:
+    cache = trace.__dict__.setdefault("_stream_ends", {})
+    if (process, stream) not in cache:
+        ops = trace.ops
+        cache[process, stream] = np.sort(ops.end_ns[(ops.process == process) & (ops.stream == stream)])
+    return cache[process, stream]
+
+
+def _ended_between(trace: Trace, process: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    result = np.zeros(len(start), bool)
+    for p in np.unique(process):
+        ends = np.sort(trace.ops.end_ns[trace.ops.process == p])
+        here = process == p
+        low = np.searchsorted(ends, start[here], "right")
+        result[here] = np.searchsorted(ends, end[here], "right") > low
+    return result
+
+
+def _final_syncs(trace: Trace, launches: np.ndarray) -> np.ndarray:
+    """Per process the last device synchronise, where nothing is launched after it: the profiler's own, exempt."""
+    calls, found = trace.calls, []
+    for p in np.unique(calls.process):
+        mine = np.flatnonzero((calls.process == p) & (calls.kind == DEVICE_SYNC))
+        submitted = launches[calls.process[launches] == p]
+        last = calls.start_ns[submitted].max() if len(submitted) else np.iinfo(np.int64).min
+        if len(mine) and calls.start_ns[mine[-1]] > last:
+            found.append(mine[-1])
+    return np.array(found, np.int64)
+
+
+def _polls(trace: Trace, launching: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """First and last call of each run of queries on a launching thread, with no other call between them."""
+    calls = trace.calls
+    if not (calls.kind == QUERY).any():
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    rows = np.flatnonzero(launching[calls.thread])
+    rows = rows[np.lexsort((calls.start_ns[rows], calls.thread[rows]))]
+    query = calls.kind[rows] == QUERY
+    change = np.flatnonzero((query[1:] != query[:-1]) | (calls.thread[rows][1:] != calls.thread[rows][:-1])) + 1
+    begin = np.concatenate([[0], change])
+    end = np.concatenate([change, [len(rows)]])
+    first, last = rows[begin], rows[end - 1]
+    keep = query[begin] & (end - begin >= POLL_CALLS) & (calls.end_ns[last] - calls.start_ns[first] >= POLL_NS)
+    first, last = first[keep], last[keep]
+    locator = Locator(trace)
+    # The caching allocator asks its whole list of events once inside an allocation; it waits for none of them.
+    own = [not _ALLOCATION.match(locator.where(int(calls.thread[i]), int(calls.start_ns[i])).op) for i in first]
+    return first[np.array(own, bool)], last[np.array(own, bool)]
+
+
+def describe_waits(trace: Trace, waits: Waits, locator: Locator | None = None) -> list[dict[str, Any]]:
+    """Waits as plain rows: kind, start_ns, duration_ns, thread, blocking, line, op, range."""
+    locator = locator or Locator(trace)
+    rows = []
+    for i in range(len(waits)):
+        where = locator.where(int(waits.thread[i]), int(waits.start_ns[i]))
+        _, label, _ = trace.threads[waits.thread[i]]
+        rows.append({
+            "kind": WAIT_KINDS[waits.kind[i]],
+            "start_ns": int(waits.start_ns[i]),
+            "duration_ns": int(waits.end_ns[i] - waits.start_ns[i]),
+            "thread": label,
+            "blocking": bool(waits.blocking[i]),
+            "line": where.line or None,
+            "op": where.op or None,
+            "range": where.range or None,
+        })  # fmt: skip
+    return rows
