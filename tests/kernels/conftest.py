@@ -12,7 +12,11 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-@pytest.fixture
-def device() -> torch.device:
-    """CUDA where it is, otherwise the CPU with interpreted kernels."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The CPU with interpreted kernels, and the GPU with compiled ones; one process can do only one of them."""
+    if request.param == "cpu":
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            pytest.skip("Triton compiles for the GPU in this process; the interpreter needs TRITON_INTERPRET=1")
+        pytest.importorskip("triton", reason="the interpreter needs the triton package")
+    return torch.device(request.param)

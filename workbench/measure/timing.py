@@ -1,4 +1,4 @@
-"""Times of a CUDA callable: device time eager and replayed, host wall time, host time to submit; A against B interleaved.
+"""Times of a CUDA callable: device time eager and replayed, wall time, host time to submit; A against B interleaved.
 
 Standard library and torch only. Every function returns raw repeats in microseconds; `summary` gives p20, p50, p80.
 """
@@ -36,7 +36,7 @@ def eager_device_us(call: Call, repeats: int = 30, warmup: int = 3, flush_bytes:
     """Return device time between two events around each eager call.
 
     A short call is bounded below by its own submission, because the device then waits for the host inside the region.
-    `flush_bytes` > 0 writes that much memory before each call, outside the region, so that the L2 holds none of its data.
+    `flush_bytes` > 0 writes that much memory before each call, outside the region: the L2 then holds none of its data.
     """
     import torch
 

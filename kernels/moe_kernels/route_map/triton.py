@@ -40,8 +40,8 @@ def _count_kernel(
     E: tl.constexpr = R * L
     pid = tl.program_id(0)
     if pid < blocks:
-        at = pid * ROUTES + tl.arange(0, ROUTES)
-        expert = _load_experts(expert_ptr, at, routes, E, -1)
+        route = pid * ROUTES + tl.arange(0, ROUTES)
+        expert = _load_experts(expert_ptr, route, routes, E, -1)
         for first in tl.range(0, E, EXPERTS):
             e = first + tl.arange(0, EXPERTS)
             found = tl.sum((expert[:, None] == e[None, :]).to(tl.int32), axis=0)
@@ -53,12 +53,12 @@ def _count_kernel(
         local = cell // R
         source = cell % R
         inside = cell < E
-        slot = source * E + destination * L + local
-        wanted = tl.load(counts_ptr + slot, mask=inside, other=0)
-        end = tl.cumsum(wanted, axis=0)
-        start = tl.minimum(end - wanted, capacity)
-        end = tl.minimum(end, capacity)
-        tl.store(kept_ptr + slot, end - start, mask=inside)
+        at = source * E + destination * L + local
+        wanted = tl.load(counts_ptr + at, mask=inside, other=0)
+        total = tl.cumsum(wanted, axis=0)
+        start = tl.minimum(total - wanted, capacity)
+        end = tl.minimum(total, capacity)
+        tl.store(kept_ptr + at, end - start, mask=inside)
         mine = inside & (source == RANK)
         tl.store(base_ptr + destination * L + local, start.to(tl.int32), mask=mine)
         if destination == RANK:

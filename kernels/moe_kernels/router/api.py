@@ -55,7 +55,7 @@ def router(
     """Route T tokens to K of E experts each, without a host read.
 
     LBL = E / K * sum_e f_e * p_e, f_e the share of tokens that chose e, p_e the mean probability of e (sigmoid scores
-    are renormalised over E first). `instance` takes it per sequence and averages. Equal scores go to the lower expert id.
+    are renormalised over E first). `instance` takes it per sequence and averages. Equal scores go to the lower id.
 
     Args:
         x: [T, D], any float dtype.

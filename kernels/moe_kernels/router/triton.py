@@ -63,11 +63,14 @@ def _route_kernel(
         inside = live[:, None] & (e < E)[None, :]
         at = token[:, None] * E + e[None, :]
         logit = tl.load(logit_ptr + at, mask=inside, other=0.0)
-        score, probability, soft, lse = _gate(logit, inside, SIGMOID)
+        score, probability, _, lse = _gate(logit, inside, SIGMOID)
         if RANDOM:
             score = tl.load(noise_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        # NaN ranks below every score but above what is taken or out of range.
-        key = tl.where(inside, tl.where(score == score, score, -1.0), float("-inf"))
+        # Scores are >= 0, so their bits order like integers; the low half breaks ties to the lower expert. NaN ranks
+        # below every score (-1) but above what is taken or out of range (-2).
+        bits = tl.where(score == score, score, 0.0).to(tl.int32, bitcast=True).to(tl.int64)
+        bits = tl.where(inside, tl.where(score == score, bits, -1), -2)
+        key = bits * 4294967296 + (BLOCK_E - 1 - e)[None, :]
         weight = tl.zeros([BLOCK_T, BLOCK_K], dtype=tl.float32)
         index = tl.zeros([BLOCK_T, BLOCK_K], dtype=tl.int32)
         chosen = tl.zeros([BLOCK_T, BLOCK_E], dtype=tl.int32)
@@ -76,10 +79,14 @@ def _route_kernel(
                 pick = ((token * K + k) % E).to(tl.int32)
             else:
                 best = tl.max(key, axis=1)
-                pick = tl.min(tl.where(key == best[:, None], e[None, :], BLOCK_E), axis=1)
+                pick = BLOCK_E - 1 - (best & (BLOCK_E - 1)).to(tl.int32)
             hit = e[None, :] == pick[:, None]
-            value = tl.sum(tl.where(hit, score, 0.0), axis=1)
-            key = tl.where(hit, float("-inf"), key)
+            if UNIFORM:
+                value = tl.sum(tl.where(hit, score, 0.0), axis=1)
+            else:
+                high = (best >> 32).to(tl.int32)
+                value = tl.where(high >= 0, high.to(tl.float32, bitcast=True), float("nan"))
+                key = tl.where(hit, -8589934592, key)
             chosen += (hit & inside).to(tl.int32)
             weight = tl.where(kk[None, :] == k, value[:, None], weight)
             index = tl.where(kk[None, :] == k, pick[:, None], index)
@@ -249,7 +256,7 @@ def _forward(
     weights, index, denominator, counts, share, lbl, z_loss = outputs
     block_t, block_e, block_k = _shape(experts, top_k)
     per_group = tokens // groups
-    parts = min(triton.cdiv(per_group, block_t), max(1, grid_size(logits.device, 4) // groups))
+    parts = min(triton.cdiv(per_group, block_t), max(1, grid_size(logits.device, 2) // groups))
     partial = logits.new_empty(groups * parts * (2 * experts + 1))
     probability, count, z = partial.split([groups * parts * experts, groups * parts * experts, groups * parts])
     count = count.view(torch.int32)
@@ -290,8 +297,8 @@ def _forward(
             E=experts,
             K=top_k,
             BLOCK_E=block_e,
-            ROWS=max(1, min(64, 8192 // block_e)),
-            num_warps=8,
+            ROWS=max(1, min(256, 16384 // block_e)),
+            num_warps=16,
         )
     return outputs
 
