@@ -1,0 +1,134 @@
+"""One layer of the development model as a region: dense or routed, forward or both passes, eager, replayed, compiled.
+
+Standard library and torch only.
+
+Source: report, Section 8.3 (Figure 32, Equation 12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+LAYERS = ("dense", "routed, rowwise", "routed, synchronized")
+PASSES = ("forward", "forward + backward")
+LONGEST_SEQUENCE = 8192
+
+
+@dataclass(frozen=True)
+class LayerRegion:
+    """A layer's pass at one size.
+
+    Attributes:
+        call: the region as training runs it.
+        submit_call: the same without its host wait, for submission time behind a busy device.
+        retained: runs the forward and returns what keeps its activations alive.
+    """
+
+    call: Callable[[], Any]
+    submit_call: Callable[[], Any]
+    retained: Callable[[], Any]
+
+
+class Layers:
+    """The three layers, built once and run at any number of tokens."""
+
+    def __init__(self, experts: int, grouped_gemm: str | None, seed: int = 0) -> None:
+        import torch
+        import torch.distributed as dist
+        from moe_kernels.model import DevelopmentModel, ModelConfig, development_config
+        from moe_kernels.transport import VirtualTransport
+
+        if not dist.is_initialized():
+            dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        torch.manual_seed(seed)
+        block = development_config(experts).block
+        sizes = ModelConfig(layers=2, vocabulary=256, max_sequence=LONGEST_SEQUENCE, block=block)
+        common = {"device": "cuda", "dtype": torch.bfloat16, "grouped_gemm": grouped_gemm, "annotate": False}
+        rowwise = DevelopmentModel(sizes, path="rowwise", transport=VirtualTransport(1, "cuda"), **common)
+        synchronized = DevelopmentModel(sizes, path="synchronized", **common)
+        self.width = sizes.width
+        self.rope = (rowwise.rope_cos, rowwise.rope_sin)
+        self.pool = rowwise.pool
+        self.layers = {
+            "dense": rowwise.layers[0],
+            "routed, rowwise": rowwise.layers[1],
+            "routed, synchronized": synchronized.layers[1],
+        }
+
+    def region(self, name: str, passes: str, tokens: int, layer: Any = None) -> LayerRegion:
+        """Return one pass of one layer over `tokens` tokens, in sequences of at most 8192; `layer` replaces it."""
+        import torch
+
+        module = self.layers[name] if layer is None else layer
+        length = min(tokens, LONGEST_SEQUENCE)
+        x = torch.randn(tokens // length, length, self.width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        grad = torch.randn_like(x)
+        inputs = [x, *self.layers[name].parameters()]
+        pool, rope = self.pool, self.rope
+
+        def forward() -> Any:
+            out = module(x, rope, 0)
+            # The forward of a training step holds its lease for a backward that does not come here.
+            pool.release_all()
+            return out
+
+        def both() -> Any:
+            return torch.autograd.grad(module(x, rope, 0), inputs, grad)
+
+        call = forward if passes == "forward" else both
+        if name != "routed, synchronized":
+            return LayerRegion(call, call, forward)
+        exchange = self.layers[name].feed_forward.exchange
+
+        def without_wait() -> Any:
+            # One rank's split lists are the same in every call, so the lists of an earlier call serve; only the wait
+            # for them is left out.
+            event, exchange.event = exchange.event, None
+            try:
+                return call()
+            finally:
+                exchange.event = event
+
+        return LayerRegion(call, without_wait, forward)
+
+
+def activation_bytes(region: LayerRegion) -> int:
+    """Return device memory that one forward keeps for its backward, the output included."""
+    import torch
+
+    region.retained()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    kept = region.retained()
+    torch.cuda.synchronize()
+    after = torch.cuda.memory_allocated()
+    del kept
+    return after - before
+
+
+def idle_share(call: Callable[[], Any], calls: int = 8) -> float:
+    """Return the device's idle share over back-to-back calls, from the profiler, the first two calls left out."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+    found = profiler.profiler.kineto_results.events()
+    spans = sorted(
+        (e.start_ns(), e.start_ns() + e.duration_ns())
+        for e in found
+        if str(e.device_type()).endswith("CUDA")
+        and not e.name().startswith(("cudaStream", "Context Sync", "Event Sync"))
+    )
+    spans = spans[len(spans) * 2 // calls :]
+    busy, reach = 0, spans[0][0]
+    for start, end in spans:
+        busy += max(0, end - max(start, reach))
+        reach = max(reach, end)
+    return 1.0 - busy / (reach - spans[0][0])

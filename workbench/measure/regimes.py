@@ -1,0 +1,223 @@
+"""The development model on its expert-parallel paths: profiler captures cut to one microbatch, and step times.
+
+Standard library and torch only. `python -m workbench.measure.regimes '{...}'` is one process of a repeated measurement.
+
+Source: report, Appendix B.5 (Figures 74 and 75).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+VARIANTS: dict[str, dict[str, str]] = {
+    "synchronized": {"path": "synchronized", "shared_mode": "stream"},
+    "synchronized, wait covered": {"path": "synchronized", "shared_mode": "before_wait"},
+    "synchronized, host loop": {"path": "synchronized", "shared_mode": "stream", "grouped_gemm": "host_loop"},
+    "rowwise": {"path": "rowwise", "shared_mode": "stream"},
+}
+"""The paths, Figure 34's order of submission, and the grouped GEMM that reads each expert's count."""
+
+MICROBATCHES = 3
+"""Of a captured step: the middle one has steady work before and behind it."""
+
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_CALLS = ("cuda_runtime", "cuda_driver")
+_KEPT_CALLS = re.compile(r"Synchronize|StreamWaitEvent|EventRecord|EventQuery|StreamQuery|GraphLaunch")
+_KEPT_ARGS = ("correlation", "device", "stream", "context", "bytes")
+_NAME_LENGTH = 90
+
+
+class Bench:
+    """Models of all variants over one set of weights, one optimizer, and random tokens.
+
+    Args:
+        experts: routed experts on this GPU.
+        grouped_gemm: implementation of the experts' products where the variant does not name one.
+        variants: names of `VARIANTS`.
+        seed: of weights and tokens.
+    """
+
+    def __init__(
+        self, *, experts: int, grouped_gemm: str | None, variants: Iterable[str] = tuple(VARIANTS), seed: int = 0
+    ) -> None:
+        import torch
+        import torch.distributed as dist
+        from moe_kernels.model import DevelopmentModel, TrainStep, development_config, make_optimizer
+        from moe_kernels.transport import VirtualTransport
+
+        if not dist.is_initialized():
+            # The default device of the group's collectives is this process's only GPU.
+            dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        torch.manual_seed(seed)
+        self.seed = seed
+        self.models: dict[str, Any] = {}
+        base = None
+        for name in variants:
+            wanted = VARIANTS[name]
+            config = development_config(experts, shared_mode=wanted["shared_mode"])
+            model = DevelopmentModel(
+                config,
+                path=wanted["path"],
+                transport=VirtualTransport(1, "cuda") if wanted["path"] == "rowwise" else None,
+                device="cuda",
+                dtype=torch.bfloat16,
+                grouped_gemm=wanted.get("grouped_gemm", grouped_gemm),
+                seed=seed,
+            )
+            base = base if base is not None else model
+            _share(model, base)
+            self.models[name] = model
+        assert base is not None
+        self.config = base.config
+        optimizer = make_optimizer(base)
+        self.steps: dict[str, Callable[[Any], Any]] = {n: TrainStep(m, optimizer) for n, m in self.models.items()}
+
+    def batch(self, microbatches: int, sequences: int, length: int) -> list[Any]:
+        """Random (tokens, targets) pairs [sequences, length]."""
+        import torch
+
+        generator = torch.Generator(device="cuda").manual_seed(self.seed)
+        size = (sequences, length)
+        return [
+            tuple(torch.randint(self.config.vocabulary, size, device="cuda", generator=generator) for _ in range(2))
+            for _ in range(microbatches)
+        ]
+
+    def times_ms(self, microbatches: int, sequences: int, length: int, visits: int) -> dict[str, list[float]]:
+        """Wall time of whole steps without a profiler, variants interleaved (A B, then B A)."""
+        import torch
+
+        batch = self.batch(microbatches, sequences, length)
+        out: dict[str, list[float]] = {n: [] for n in self.steps}
+        for visit in range(visits + 1):
+            for name in list(self.steps)[:: 1 if visit % 2 == 0 else -1]:
+                torch.cuda.synchronize()
+                start = time.perf_counter_ns()
+                self.steps[name](batch)
+                torch.cuda.synchronize()
+                if visit:
+                    out[name].append((time.perf_counter_ns() - start) / 1e6)
+        return out
+
+    def capture(self, variant: str, sequences: int, length: int) -> dict[str, Any]:
+        """Profile one step of three microbatches behind a warm-up step and return the middle one's trace, cut."""
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        batch = self.batch(MICROBATCHES, sequences, length)
+        step = self.steps[variant]
+        step(batch)
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            step(batch)
+            torch.cuda.synchronize()
+        handle, path = tempfile.mkstemp(suffix=".json")
+        os.close(handle)
+        try:
+            profiler.export_chrome_trace(path)
+            with open(path, encoding="utf-8", errors="replace") as file:
+                return cut(json.load(file), f"microbatch {MICROBATCHES // 2}")
+        finally:
+            os.unlink(path)
+
+
+def _share(model: Any, base: Any) -> None:
+    """Let `model` use the parameters of `base`: one set of weights, one optimizer."""
+    for name, parameter in base.named_parameters():
+        owner, _, leaf = name.rpartition(".")
+        model.get_submodule(owner)._parameters[leaf] = parameter
+
+
+def cut(trace: Mapping[str, Any], window: str) -> dict[str, Any]:
+    """Keep what a Kineto trace says about one named range: device work, its launches, waits, and named ranges.
+
+    The window runs from the host's start of the range to the end of the device work that it launched. Left out:
+    operators, Python frames, calls that launch nothing and wait for nothing, all other arguments; long names are cut.
+
+    Raises:
+        ValueError: no range of that name.
+    """
+    events = [e for e in trace["traceEvents"] if e.get("ph") == "X" and isinstance(e.get("args", {}), dict)]
+    named = [e for e in events if e.get("cat") == "user_annotation" and e["name"] == window]
+    if not named:
+        have = sorted({e["name"] for e in events if e.get("cat") == "user_annotation"})
+        raise ValueError(f"no range {window!r} in the trace; it has {', '.join(have[:20]) or 'none'}")
+    low, host_end = float(named[0]["ts"]), float(named[0]["ts"]) + float(named[0]["dur"])
+    calls = [e for e in events if e.get("cat") in _CALLS]
+    inside = {e["args"].get("correlation") for e in calls if low <= float(e["ts"]) <= host_end}
+    device = [e for e in events if e.get("cat") in _DEVICE]
+    high = max((_end(e) for e in device if e["args"].get("correlation") in inside), default=host_end)
+
+    def overlaps(event: Mapping[str, Any]) -> bool:
+        return _end(event) > low and float(event["ts"]) < high
+
+    work = [e for e in device if overlaps(e)]
+    owned = {e["args"].get("correlation") for e in work}
+    launching = {e["tid"] for e in calls if e["args"].get("correlation") in owned}
+    kept = [
+        e
+        for e in calls
+        if e["args"].get("correlation") in owned
+        or (overlaps(e) and e["tid"] in launching and _KEPT_CALLS.search(e["name"]))
+    ]
+    ranges = [e for e in events if e.get("cat") == "user_annotation" and overlaps(e)]
+    return {
+        "schemaVersion": trace.get("schemaVersion"),
+        "baseTimeNanoseconds": trace.get("baseTimeNanoseconds"),
+        "cut": f"{window}: host start to device end; operators, Python frames and other arguments left out",
+        "traceEvents": [_small(e) for e in (*ranges, *kept, *work)],
+    }
+
+
+def _end(event: Mapping[str, Any]) -> float:
+    return float(event["ts"]) + float(event.get("dur", 0))
+
+
+def _small(event: Mapping[str, Any]) -> dict[str, Any]:
+    args = {k: v for k, v in event["args"].items() if k in _KEPT_ARGS}
+    kept = {k: event[k] for k in ("ph", "cat", "name", "pid", "tid", "ts", "dur") if k in event}
+    return kept | {"name": str(event["name"])[:_NAME_LENGTH], "args": args}
+
+
+def packed(trace: Mapping[str, Any]) -> bytes:
+    """Return a trace as gzip'd JSON with identifying text taken out, equal bytes for equal traces."""
+    from workbench.measure.scrub import scrub
+
+    return gzip.compress(json.dumps(scrub(trace), separators=(",", ":")).encode(), 9, mtime=0)
+
+
+def child(options: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """Return step times in ms by ``sequences x length`` and variant, measured in this process."""
+    bench = Bench(experts=options["experts"], grouped_gemm=options["grouped_gemm"], seed=options["seed"])
+    return {
+        f"{sequences} x {length}": bench.times_ms(options["microbatches"], sequences, length, options["visits"])
+        for sequences, length in options["sizes"]
+    }
+
+
+def in_new_process(options: Mapping[str, Any], timeout_s: float = 120.0) -> dict[str, dict[str, list[float]]]:
+    """Run `child` in a fresh interpreter.
+
+    Raises:
+        RuntimeError: it failed; the message carries the end of its error output.
+    """
+    command = [sys.executable, "-m", "workbench.measure.regimes", json.dumps(options)]
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=root, check=False)
+    if done.returncode:
+        raise RuntimeError(f"a restarted measurement failed with {done.returncode}: {done.stderr[-1500:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+if __name__ == "__main__":
+    print(json.dumps(child(json.loads(sys.argv[1]))), flush=True)
