@@ -11,7 +11,6 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -588,10 +587,3 @@ def _host_memory(name: str) -> int:
     if "Pageable" in name:
         return PAGEABLE
     return PINNED if "Pinned" in name else UNKNOWN_MEMORY
-
-
-def iterate_folder(folder: str | Path) -> Iterator[Path]:
-    """Trace files of a folder (one per rank), in name order."""
-    for path in sorted(Path(folder).iterdir()):
-        if path.is_file() and path.name.endswith((".json", ".json.gz", ".sqlite")):
-            yield path

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -202,8 +201,10 @@ def resolve_links(ops: dict[str, np.ndarray], calls: Calls) -> dict[str, np.ndar
         low = np.searchsorted(keys, op_correlation, "left")
         count = np.searchsorted(keys, op_correlation, "right") - low
         count[op_correlation <= 0] = 0
-        one = count == 1
-        launch[one] = order[low[one]]
+        one = np.flatnonzero(count == 1)
+        own, found = ops["process"][one], order[low[one]]
+        same = (own < 0) | (calls.process[found] == own)
+        launch[one[same]] = found[same]
         many = np.flatnonzero(count > 1)
         if len(many):
             _resolve_ambiguous(ops, calls, launch, many, low, count, order)
@@ -269,9 +270,3 @@ def freeze_names(names: list[str], calls: Calls) -> Calls:
     for i in used:
         lookup[i] = call_kind(names[i])
     return dataclasses.replace(calls, kind=lookup[calls.name])
-
-
-def in_chunks(total: int, size: int, visit: Callable[[int, int], None]) -> None:
-    """Call `visit(begin, end)` over `total` rows in pieces of `size`, to bound temporary memory."""
-    for begin in range(0, total, size):
-        visit(begin, min(total, begin + size))
