@@ -41,7 +41,7 @@ MUTANTS = {
     ),
     "headroom forgets finished work": (headroom, "- finished_work[finished] - partial", "- partial"),
     "headroom ignores its lane": (headroom, "(np.asarray(timeline.columns.op_lane) == lane) & ", ""),
-    "idle looks at the last interval alone": (headroom, "start[1:] > reach[:-1]", "start[1:] > end[:-1]"),
+    "idle looks at the last interval alone": (headroom, "np.maximum.accumulate(end)", "end"),
 }
 
 

@@ -53,7 +53,7 @@ def routed(params: Fig31Params) -> Program:
     steps = []
     for i in range(params.blocks):
         head, rest = f"{i} route", f"{i} rest"
-        wait = [HostWait(f"sync {i}", op=head)] if i % params.sync_every == 0 else []
+        wait = [HostWait(f"sync {i}", op=head)] if (i + 1) % params.sync_every == 0 else []
         steps += block(f"Block {i}", one(head, cost, duration), *wait, one(rest, cost, duration, tone="alt"))
     return Program(tuple(steps), name="routed")
 

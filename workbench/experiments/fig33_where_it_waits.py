@@ -37,7 +37,7 @@ def split_lists(params: Fig33Params, shared_expert: float) -> Program:
         (
             one(ROUTER, 1.0, params.router_execute),
             one(SHARED, 0.6 if shared_expert > 0 else 0.0, shared_expert, tone="alt"),
-            Submit("D2H copy", 0.4, (Op("D2H copy", params.copy_execute, stream=1, after=(ROUTER,)),)),
+            Submit("D2H", 0.4, (Op("D2H", params.copy_execute, stream=1, after=(ROUTER,)),)),
             HostWait("stream.synchronize()", stream=1),
             one(EXCHANGE, params.exchange_submit, params.exchange_execute),
         ),
@@ -51,9 +51,9 @@ def route_map(params: Fig33Params, shared_expert: float) -> Program:
     return Program(
         (
             one(ROUTER, 1.0, params.router_execute),
-            one("route map", 0.4, 0.4),
+            one("map", 0.4, 0.4),
             one(SHARED, 0.6 if shared_expert > 0 else 0.0, shared_expert, tone="alt"),
-            one("rowwise dispatch", params.exchange_submit, params.exchange_execute),
+            one("dispatch", params.exchange_submit, params.exchange_execute),
         ),
         (Op("previous GPU work", params.previous_work),),
         name="device route map",
@@ -90,7 +90,7 @@ def checks(result: Result) -> list[Check]:
     begins = {p: _launch(table, p, submitted[p]) for p in submitted}
     visible = {p: max(r["end"] for r in boxes(table, p, "sync_wait")) for p in (BARE, COVERED)}
     copied = {
-        p: max((r["end"] for r in boxes(table, p, "gpu_execute") if r["label"] == "D2H copy"), default=visible[p])
+        p: max((r["end"] for r in boxes(table, p, "gpu_execute") if r["label"] == "D2H"), default=visible[p])
         for p in visible
     }
     gaps = [r["end"] for r in boxes(table, BARE, "idle")]
