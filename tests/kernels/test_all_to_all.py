@@ -5,10 +5,12 @@ import time
 import pytest
 
 torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
 from moe_kernels.all_to_all import HostSplits, SplitExchange, all_to_all_rows, expert_order, permute_rows  # noqa: E402
 from moe_kernels.block import BlockConfig, RoutedBlock  # noqa: E402
+from moe_kernels.model import DevelopmentModel, TrainStep, small_config  # noqa: E402
 from moe_kernels.transport import SharedMemoryTransport  # noqa: E402
-from ranks import compare_with_one_rank, spawn  # noqa: E402
+from ranks import assert_close, compare_with_one_rank, spawn  # noqa: E402
 
 SMALL = BlockConfig(width=16, expert_width=8, num_experts=8, top_k=2, capacity_factor=8.0, shared_width=12)
 PARITY = BlockConfig(width=512, expert_width=1024, num_experts=8, top_k=2, capacity_factor=8.0)
@@ -26,6 +28,27 @@ class LateTransport(SharedMemoryTransport):
             super().barrier()
 
 
+def check_training_step(rank: int, world_size: int) -> None:
+    """One clipped SGD step of the ranks moves the weights as one process with the whole batch does."""
+    config = small_config(capacity_factor=8.0, router_mode="learned")
+    tokens = torch.randint(0, 64, (world_size, 17), generator=torch.Generator().manual_seed(0))
+    one = DevelopmentModel(config)
+    TrainStep(one, torch.optim.SGD(one.parameters(), lr=1.0), 0.5)([(tokens[:, :-1], tokens[:, 1:])])
+    for path in ("synchronized", "rowwise"):
+        transport = SharedMemoryTransport() if path == "rowwise" else None
+        model = DevelopmentModel(config, path=path, transport=transport)
+        mine = tokens[rank : rank + 1]
+        step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=1.0), 0.5, group=dist.group.WORLD)
+        step([(mine[:, :-1], mine[:, 1:])])
+        expected = dict(one.named_parameters())
+        experts = model.routed_blocks[0].expert_ids
+        for name, parameter in model.named_parameters():
+            whole = expected[name]
+            assert_close(name, parameter, whole[experts] if parameter.shape != whole.shape else whole, 1e-5)
+        if transport is not None:
+            transport.close()
+
+
 def check_ranks(rank: int, world_size: int) -> None:
     for config in (PARITY, SMALL) if world_size == 2 else (SMALL,):
         block = RoutedBlock(config, path="synchronized", seed=5)
@@ -36,6 +59,7 @@ def check_ranks(rank: int, world_size: int) -> None:
             assert block.pool.held == ()
             transport.close()
 
+    check_training_step(rank, world_size)
     transport = LateTransport()
     block = RoutedBlock(SMALL, path="rowwise", transport=transport, seed=5)
     with torch.no_grad():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
+from torch.autograd.profiler import record_function
 
 from moe_kernels.model.api import DevelopmentModel
 
@@ -16,34 +18,72 @@ def make_optimizer(model: DevelopmentModel, learning_rate: float = 1e-4) -> torc
 
 
 class TrainStep:
-    """Forward and backward over the microbatches, gradient clipping, optimizer; returns losses on the device.
+    """Forward and backward over the microbatches, gradient reduction and clipping, optimizer.
+
+    The loss is the mean over microbatches and ranks. Gradients of weights that every rank holds are summed over the
+    group; those of a rank's experts already hold every rank's tokens.
 
     Args:
         model: on any path.
         optimizer: one that reads nothing back, see `make_optimizer`.
-        clip_norm: gradients are scaled by a device scalar, None leaves them; no finite check on the host.
+        clip_norm: bound of the norm over all parameters of all ranks; None leaves gradients alone. The factor is a
+            device scalar and there is no finite check on the host.
+        group: process group of the ranks that share the batch; None where one process holds it all.
     """
 
     def __init__(
-        self, model: DevelopmentModel, optimizer: torch.optim.Optimizer, clip_norm: float | None = 1.0
+        self,
+        model: DevelopmentModel,
+        optimizer: torch.optim.Optimizer,
+        clip_norm: float | None = 1.0,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self.clip_norm = clip_norm
+        self.model, self.optimizer, self.clip_norm, self.group = model, optimizer, clip_norm, group
+        self.ranks = dist.get_world_size(group) if group is not None else 1
+        experts = {id(p) for block in model.routed_blocks for p in (block.up_gate, block.down)}
+        parameters = list(model.parameters())
+        sharded = group is not None and self.ranks > 1
+        self.sharded = [p for p in parameters if sharded and id(p) in experts]
+        self.replicated = [p for p in parameters if not (sharded and id(p) in experts)]
 
     def __call__(self, microbatches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Run one step over (tokens, targets) pairs [B, S]; return the losses [M], detached, on the device."""
+        """Run one step over (tokens, targets) pairs [B, S]; return this rank's losses [M], detached, on the device."""
         if not microbatches:
             raise ValueError("a step needs at least one microbatch")
         losses = []
+        scale = 1.0 / (len(microbatches) * self.ranks)
         for index, (tokens, targets) in enumerate(microbatches):
-            with torch.autograd.profiler.record_function(f"microbatch {index}"):
-                loss = self.model.loss(tokens, targets, microbatch=index) / len(microbatches)
-                loss.backward()
-            losses.append(loss.detach() * len(microbatches))
-        with torch.autograd.profiler.record_function("optimizer"):
-            if self.clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm, foreach=True)
+            with record_function(f"microbatch {index}"):
+                loss = self.model.loss(tokens, targets, microbatch=index)
+                (loss * scale).backward()
+            losses.append(loss.detach())
+        with record_function("optimizer"):
+            self._reduce()
+            self._clip()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         return torch.stack(losses)
+
+    @torch.no_grad()
+    def _reduce(self) -> None:
+        if self.ranks == 1:
+            return
+        grads = _grads(self.replicated)
+        flat = torch.cat([g.reshape(-1) for g in grads])
+        dist.all_reduce(flat, group=self.group)
+        torch._foreach_copy_(grads, [part.view_as(g) for part, g in zip(flat.split([g.numel() for g in grads]), grads)])
+
+    @torch.no_grad()
+    def _clip(self) -> None:
+        if self.clip_norm is None:
+            return
+        norm = torch.nn.utils.get_total_norm(_grads(self.replicated), foreach=True)
+        if self.sharded:
+            experts = torch.nn.utils.get_total_norm(_grads(self.sharded), foreach=True).float().square()
+            dist.all_reduce(experts, group=self.group)
+            norm = (norm.float().square() + experts).sqrt()
+        torch.nn.utils.clip_grads_with_norm_(self.replicated + self.sharded, self.clip_norm, norm, foreach=True)
+
+
+def _grads(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [p.grad for p in parameters if p.grad is not None]
