@@ -263,6 +263,21 @@ def test_a_program_that_cannot_run_says_why(open_page: Any, tmp_path: Path) -> N
     assert "no earlier operation is called absent" in page.get_by_role("alert").inner_text()
 
 
+def test_a_page_opens_where_it_was_left(open_page: Any, tmp_path: Path) -> None:
+    program, asked, moved_on = timeline_view(view(8)), recorded_view(), recorded_view()
+    program.state = {"a": {"values": {"submit": 2.5}, "cursor": 7.25}}
+    for recording in (asked, moved_on):
+        recording.goto(recording.origin_ns + 5_100, width=1000)
+    moved_on.state = {"_goto": 1, "main": {"cursor": 70_000.0}}
+    nbformat.write(notebook_of(program, asked, moved_on), tmp_path / "run.ipynb")
+    page = open_page(to_html(tmp_path / "run.ipynb", tmp_path / "run.html").as_uri()).page
+    stages = page.locator(".hw-stage[data-frame]")
+    stages.nth(2).wait_for()
+    assert page.get_by_label("Submission cost", exact=True).input_value() == "2.5"
+    assert [float(stages.nth(i).get_attribute("aria-valuenow")) for i in range(3)] == [7.25, 5_100, 70_000]
+    assert page.locator(".hw-scroll").nth(1).is_visible()
+
+
 def test_not_a_notebook_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.ipynb").write_text("{]")
     with pytest.raises(ValueError, match=r"x\.ipynb: expected a Jupyter notebook"):

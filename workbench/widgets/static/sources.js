@@ -8,13 +8,14 @@ const KINDS = ["cpu_submit", "host_work", "sync_wait", "gpu_execute", "idle"];
 const KIND_INDEX = Object.fromEntries(KINDS.map((kind, i) => [kind, i]));
 const CURVES = { queued_blocks: queue.queuedBlocksCurve, blocks_ahead: queue.blocksAheadCurve };
 
-function setAt(program, path, value) {
+/** The object and the key that a path in a program ends at. */
+function resolve(program, path) {
   let target = program;
   for (const part of path.slice(0, -1)) target = target?.[part];
-  const last = path.at(-1);
-  if (target === null || typeof target !== "object" || !Object.hasOwn(target, last))
+  const key = path.at(-1);
+  if (target === null || typeof target !== "object" || !Object.hasOwn(target, key))
     throw new Error(`control: the program has no ${path.join(".")}`);
-  target[last] = value;
+  return { target, key };
 }
 
 // Curves are asked for by the picture and again by every scrub: computed once for each simulation.
@@ -64,6 +65,9 @@ export class ProgramSource {
     this.controls = panel.controls ?? [];
     this.programs = new Map(panel.timelines.map((t) => [t.id, structuredClone(t.program)]));
     this.unit = panel.timelines[0]?.program.time_unit ?? "";
+    this.writes = this.controls.flatMap((control) =>
+      control.sets.map((set) => ({ control: control.id, set, ...resolve(this.program(set.timeline), set.path) })),
+    );
     this.sims = new Map();
     this.extent = [0, 0];
     // The scale of the report's own setting is kept, so that a slider moves boxes and not the ruler.
@@ -72,12 +76,10 @@ export class ProgramSource {
   }
 
   update(values) {
-    for (const control of this.controls)
-      for (const set of control.sets) {
-        const value = values[control.id];
-        const written = set.if_positive === undefined ? value * (set.scale ?? 1) + (set.offset ?? 0) : value > 0 ? set.if_positive : 0;
-        setAt(this.program(set.timeline), set.path, written);
-      }
+    for (const { control, set, target, key } of this.writes) {
+      const value = values[control];
+      target[key] = set.if_positive === undefined ? value * (set.scale ?? 1) + (set.offset ?? 0) : value > 0 ? set.if_positive : 0;
+    }
     let last = 0;
     for (const [id, program] of this.programs) {
       const sim = queue.simulate(program);

@@ -60,12 +60,13 @@ async function fill(model, root, spec, cleanups) {
   if (spec.title) root.append(h("h3", { class: "hw-title" }, spec.title));
   if (spec.badge) root.append(h("p", { class: "hw-badge" }, spec.badge));
   const panels = new Map();
+  let followed = saved._goto ?? 0;
   let saving;
   const remember = () => {
     // A message at every frame would queue behind the kernel; the state only has to survive a reload.
     clearTimeout(saving);
     saving = setTimeout(() => {
-      const state = {};
+      const state = { _goto: followed };
       for (const [id, p] of panels) state[id] = { values: p.values, cursor: p.cursor, window: p.window };
       if (JSON.stringify(state) === JSON.stringify(model.get("state"))) return;
       model.set("state", state);
@@ -118,7 +119,9 @@ async function fill(model, root, spec, cleanups) {
   media.addEventListener("change", follow);
   const go = () => {
     const request = model.get("goto_request");
-    if (request?.time !== undefined) panels.get(request.panel ?? panels.keys().next().value)?.goto(request.time, request.width);
+    if (!request?.serial || request.serial === followed) return;
+    followed = request.serial;
+    panels.get(request.panel ?? panels.keys().next().value)?.goto(request.time, request.width);
   };
   model.on("change:goto_request", go);
   go();
