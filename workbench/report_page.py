@@ -54,11 +54,7 @@ def render(out: Path, summary: Mapping[str, Any], reasons: Mapping[str, str]) ->
         lstrip_blocks=True,
     )
     environment.filters |= {"duration": duration, "mib": mib, "figure": figure_text}
-    cards = sorted(
-        (_card(out, o, reasons) for o in summary["notebooks"]), key=lambda c: (ORDER.index(c["status"]), c["place"])
-    )
-    for place, card in enumerate(cards):
-        card["place"] = place
+    cards = sorted((_card(out, o, reasons) for o in summary["notebooks"]), key=lambda c: ORDER.index(c["status"]))
     standings = [c["standing"] for card in cards for c in card["claims"]]
     return environment.get_template("report.html.j2").render(
         run=summary,
@@ -84,7 +80,6 @@ def _card(out: Path, outcome: Mapping[str, Any], reasons: Mapping[str, str]) -> 
     claims = [{"known": "", **c, "standing": standing(c)} for c in outcome["checks"]]
     return {
         **outcome,
-        "place": (outcome["group"], slug),
         "reused": outcome.get("reused", False),
         "claims": sorted(claims, key=lambda c: STANDINGS.index(c["standing"])),
         "picture": f"data:image/{kind};base64,{base64.b64encode(picture.read_bytes()).decode()}" if picture else None,

@@ -42,6 +42,9 @@ FAULTS = {
 }
 
 
+shared_run = pytest.mark.xdist_group("faulty_run")
+
+
 @pytest.fixture(scope="module")
 def faulty_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     """One run over every fault, two good notebooks among them."""
@@ -61,6 +64,7 @@ def faulty_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     return root / "out", {o["slug"]: o for o in summary["notebooks"]} | {"": summary}
 
 
+@shared_run
 @pytest.mark.parametrize("slug", FAULTS)
 def test_fault_fails_its_notebook_and_says_why(faulty_run: tuple[Path, dict], slug: str) -> None:
     outcome = faulty_run[1][slug]
@@ -71,6 +75,7 @@ def test_fault_fails_its_notebook_and_says_why(faulty_run: tuple[Path, dict], sl
     assert written == outcome
 
 
+@shared_run
 @pytest.mark.parametrize(
     ("slug", "words"),
     [
@@ -87,6 +92,7 @@ def test_unusable_notebook_is_refused_with_its_name(faulty_run: tuple[Path, dict
     assert words in outcome["error"]["message"]
 
 
+@shared_run
 def test_the_rest_go_on(faulty_run: tuple[Path, dict]) -> None:
     out, outcomes = faulty_run
     good = outcomes["good"]
@@ -97,11 +103,13 @@ def test_the_rest_go_on(faulty_run: tuple[Path, dict]) -> None:
     assert outcomes[""]["exit_status"] == 1
 
 
+@shared_run
 def test_traceback_is_kept_without_colour_codes(faulty_run: tuple[Path, dict]) -> None:
     excerpt = faulty_run[1]["cell_error"]["error"]["excerpt"]
     assert "deep(0)" in excerpt and "return 1 / n" in excerpt and "\x1b" not in excerpt
 
 
+@shared_run
 def test_no_temporary_file_is_left(faulty_run: tuple[Path, dict]) -> None:
     endings = {p.suffix for p in (faulty_run[0] / "notebooks").iterdir()}
     assert endings == {".ipynb", ".html", ".json"}
@@ -111,9 +119,9 @@ def test_no_temporary_file_is_left(faulty_run: tuple[Path, dict]) -> None:
 def test_time_out_names_the_cell_and_keeps_what_was_done(tmp_path: Path, no_orphans: str) -> None:
     stubborn = STUBBORN + "print('begun', flush=True)\ntime.sleep(600)"
     path = make(tmp_path / "g", "slow", "x = 1", stubborn, result_cell(PASSING))
-    outcome = run_one(path, {}, tmp_path / "out", timeout=5)
+    outcome = run_one(path, {}, tmp_path / "out", timeout=8)
     assert (outcome["status"], outcome["error"]["kind"], outcome["error"]["cell"]) == ("failed", "timeout", 2)
-    assert "limit of 5 s" in outcome["error"]["message"]
+    assert "limit of 8 s" in outcome["error"]["message"]
     assert "begun" in (tmp_path / "out" / "slow.ipynb").read_text()
 
 
@@ -238,3 +246,41 @@ def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
     path = make(tmp_path / "g", "tiny", result_cell(PASSING))
     with _lock(tmp_path / "out"), pytest.raises(OutputError, match=rf"another run \(process {os.getpid()}\)"):
         run_suite([Notebook(path)], {}, tmp_path / "out", page=False)
+
+
+def test_notebooks_that_may_measure_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A neighbour on the same machine would change what is measured; models still run side by side."""
+    from workbench.suite import runs
+
+    monkeypatch.setattr(runs, "gpus", lambda: ("a GPU",))
+    nap = "import time\ntime.sleep(1)"
+    live = [make(tmp_path / "g", s, nap, result_cell(PASSING), parameters='source = "auto"') for s in ("a", "b")]
+    model = [make(tmp_path / "g", s, nap, result_cell(PASSING), parameters='source = "model"') for s in ("c", "d")]
+    run_suite([Notebook(p) for p in live + model], {}, tmp_path / "out", jobs=2, page=False)
+    order = [
+        line.split(" ")[0] if ": starts" in line else line.split(" ")[1]
+        for line in capsys.readouterr().out.splitlines()
+        if "starts" in line or "passed" in line
+    ]
+    assert order[:4] == ["a:", "a:", "b:", "b:"]
+    assert order[4:6] == ["c:", "d:"] and sorted(order[6:]) == ["c:", "d:"]
+
+
+@pytest.mark.parametrize(
+    ("change", "caught", "status"),
+    [
+        ({}, [], 0),
+        ({"status": "skipped"}, [], 0),
+        ({"status": "failed"}, [], 1),
+        ({"status": "claim_failed"}, [], 1),
+        ({"html_error": "no page"}, [], 1),
+        ({}, [15], 143),
+    ],
+)
+def test_exit_status(change: dict, caught: list[int], status: int) -> None:
+    from workbench.suite.runs import exit_status
+
+    good = {"status": "passed", "html_error": None}
+    assert exit_status([good, good | change], caught) == status

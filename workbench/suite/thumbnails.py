@@ -128,7 +128,7 @@ async def _draw_all(wanted: list[dict[str, Any]], say: Callable[[str, str], None
     async with kaleido.Kaleido(n=1) as browser:
         for w in wanted:
             layout = w["figure"].get("layout", {})
-            width, height = layout.get("width") or 640, layout.get("height") or 360
+            width, height = layout.get("width") or WIDTH, layout.get("height") or 430
             figure: Any = {"data": w["figure"].get("data", []), "layout": layout}
             options: Any = {"format": "webp", "width": width, "height": height, "scale": min(2.0, WIDTH / width)}
             try:
