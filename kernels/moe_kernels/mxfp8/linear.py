@@ -1,0 +1,116 @@
+"""A grouped linear layer for training in MXFP8: FP8 forward and input gradient, BF16 weight gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from moe_kernels import _compat
+from moe_kernels.mxfp8 import reference
+from moe_kernels.mxfp8.api import MX, Folded, fold, grouped_gemm, quantize
+
+
+class QuantizedWeight:
+    """Folded copies of a weight [E, N, K]: along K for the forward product, transposed and along N for the input gradient."""
+
+    def __init__(self, weight_ENK: torch.Tensor, rounding: str = "floor", impl: str | None = None) -> None:
+        self.forward = _quantize_weight(weight_ENK, rounding, impl)
+        self.transposed = _quantize_weight(weight_ENK.transpose(1, 2), rounding, impl)
+
+
+def _quantize_weight(weight: torch.Tensor, rounding: str, impl: str | None) -> Folded:
+    E, N, K = weight.shape
+    payload, scale = quantize(weight.detach().contiguous().view(E * N, K), rounding, "folded", impl=impl)
+    return Folded(payload.view(E, N, K), scale.view(E, N))
+
+
+def weight_gradient(grad_MN: torch.Tensor, x_MK: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Return sum over each group's rows of grad^T x, [E, N, K], in the dtype of x; groups without rows get zeros."""
+    if x_MK.device.type == "cuda" and x_MK.dtype is torch.bfloat16:
+        return _compat.torch_grouped_mm(grad_MN.t(), x_MK, ends)
+    out = torch.zeros(ends.shape[0], grad_MN.shape[1], x_MK.shape[1], dtype=torch.float64, device=x_MK.device)
+    for e, (start, stop) in enumerate(reference.group_starts(ends, x_MK.shape[0])):
+        out[e] = grad_MN[start:stop].double().T @ x_MK[start:stop].double()
+    return out.to(x_MK.dtype)
+
+
+class _GroupedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x, weight, ends, cache, rounding, impl):
+        ctx.save_for_backward(x, ends)
+        ctx.cache, ctx.rounding, ctx.impl, ctx.weight_dtype = cache, rounding, impl, weight.dtype
+        return _product(x, cache.forward, ends, rounding, impl)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any):
+        x, ends = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        grad_x = _product(grad, ctx.cache.transposed, ends, ctx.rounding, ctx.impl) if ctx.needs_input_grad[0] else None
+        grad_w = weight_gradient(grad, x, ends).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_w, None, None, None, None
+
+
+def _product(x: torch.Tensor, w: Folded, ends: torch.Tensor, rounding: str, impl: str | None) -> torch.Tensor:
+    # Rows of no group must be finite, because the next layer's weight gradient and norms read the whole buffer.
+    out = torch.zeros(x.shape[0], w.payload.shape[1], dtype=x.dtype, device=x.device)
+    return grouped_gemm(x, w, ends, out=out, rounding=rounding, impl=impl)
+
+
+def grouped_linear(
+    x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor, cache: QuantizedWeight | None = None, *, rounding: str = "floor", impl: str | None = None
+) -> torch.Tensor:
+    """Return x @ weight[e]^T of each group in MXFP8 [M, N], differentiable in x (MXFP8) and weight (BF16).
+
+    Args:
+        x: rows [M, K], BF16.
+        weight: [E, N, K]; its own values are used only through `cache` and for the gradient's shape.
+        ends: cumulative group ends [E], int32.
+        cache: folded copies of `weight`; quantised here when not given.
+        rounding: "floor" or "rceil".
+        impl: see `moe_kernels.mxfp8.api`.
+    """
+    return _GroupedLinear.apply(x, weight, ends, cache or QuantizedWeight(weight, rounding, impl), rounding, impl)  # type: ignore[return-value]
+
+
+class GroupedLinear(torch.nn.Module):
+    """E linear maps K -> N on grouped rows in MXFP8. The weights are quantised once per optimizer step.
+
+    The copies are renewed at the first forward after the weight changed in place (its version counter tells, without a device wait);
+    `refresh` renews them at once.
+    """
+
+    def __init__(
+        self, experts: int, in_features: int, out_features: int, *, rounding: str = "floor", impl: str | None = None,
+        device: torch.device | str | None = None, dtype: torch.dtype = torch.bfloat16,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if in_features % 32 or out_features % 32:
+            raise ValueError(f"in_features and out_features must be multiples of 32; got {in_features} and {out_features}")
+        self.weight = torch.nn.Parameter(torch.empty(experts, out_features, in_features, device=device, dtype=dtype))
+        torch.nn.init.normal_(self.weight, std=in_features**-0.5)
+        self.rounding, self.impl = rounding, impl
+        self._cache: QuantizedWeight | None = None
+        self._version: tuple[int, int] | None = None
+
+    def refresh(self) -> QuantizedWeight:
+        """Quantise the weight now and return the copies."""
+        with torch.no_grad():
+            self._cache = QuantizedWeight(self.weight, self.rounding, self.impl)
+        self._version = (self.weight.data_ptr(), self.weight._version)
+        return self._cache
+
+    def forward(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """Return [M, N] for rows x [M, K] and cumulative group ends [E]."""
+        current = (self.weight.data_ptr(), self.weight._version)
+        cache = self._cache if self._cache is not None and current == self._version else self.refresh()
+        return grouped_linear(x, self.weight, ends, cache, rounding=self.rounding, impl=self.impl)
+
+
+def exact_operand(x: torch.Tensor, rounding: str = "floor", impl: str | None = None) -> MX:
+    """Return x [..., K] as a canonical MXFP8 operand for the exact mode of `grouped_gemm`."""
+    payload, scales = quantize(x.reshape(-1, x.shape[-1]).contiguous(), rounding, impl=impl)
+    return MX(payload.view(x.shape), scales.view(*x.shape[:-1], -1))
+
+
+__all__ = ["GroupedLinear", "QuantizedWeight", "exact_operand", "fold", "grouped_linear", "weight_gradient"]
