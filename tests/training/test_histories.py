@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+pl = pytest.importorskip("polars")
 
 from workbench.training.histories import History, read_history, smooth, stitch, tidy, window_median
 

@@ -19,7 +19,7 @@ SCHEDULES = ("warmup", "fixed large", "fixed small")
 class BatchWarmupParams(Params):
     """Parameters of the three runs and of their analysis."""
 
-    total_tokens: int = param(6_144_000, "tokens of each run", unit="tokens", min=20_000, max=10**12)
+    total_tokens: int = param(2_457_600, "tokens of each run", unit="tokens", min=20_000, max=10**12)
     batch: int = param(8, "sequences per step at multiple 1", min=1, max=4096)
     multiples: tuple[int, ...] = param(REPORT_MULTIPLES, "batch multiples", min=1, max=1000)
     alpha: float = param(0.5, "learning-rate exponent of a batch increase", min=0, max=1.5, step=0.05)
