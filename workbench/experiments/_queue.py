@@ -188,13 +188,13 @@ def lane_rows(curve: str, label: str, copies: bool = False) -> list[dict[str, An
     return out
 
 
-def control(params: Any, name: str, label: str, sets: list[dict[str, Any]]) -> dict[str, Any]:
-    """Slider of a parameter: bounds and the report's mark from its declaration, the value from `params`."""
+def control(params: Any, name: str, label: str, sets: list[dict[str, Any]], ours: bool = False) -> dict[str, Any]:
+    """Slider of a parameter: bounds from its declaration; its default is marked as the report's unless it is `ours`."""
     field = type(params).__dataclass_fields__[name]
     low, high, step = (field.metadata[k] for k in ("min", "max", "step"))
     return {
         "id": name, "label": label, "unit": UNIT, "min": low, "max": high, "step": step,
-        "value": getattr(params, name), "report": field.default, "sets": sets,
+        "value": getattr(params, name), "report": None if ours else field.default, "sets": sets,
     }  # fmt: skip
 
 

@@ -157,7 +157,9 @@ def interactive(params: Fig29Params) -> dict[str, Any]:
     ]
     every_block = [f"b{i + 1}" for i in range(params.blocks)]
     slow_control = control(params, "submit_cost", "Submission cost per block", costs(slow, every_block))
-    read_control = control(params, "read_cost", "Host time after the value arrives", costs(wait, ["read"], HostWork))
+    read_control = control(
+        params, "read_cost", "Host time after the value arrives", costs(wait, ["read"], HostWork), ours=True
+    )
     slow_caption = "A block starts when its submission is complete and the GPU is free; q blocks were queued before."
     wait_caption = (
         "1 the CPU blocks on a device value; 2 the GPU has finished the queued work; 3 the value has been produced; "

@@ -162,7 +162,7 @@ def interactive(params: Fig30Params) -> dict[str, Any]:
     controls = {
         KERNELS: control(params, "small_submit_cost", "Submission cost of k4-k7", costs(KERNELS, list(SMALL))),
         MICROBATCH: control(
-            params, "forward_submit_cost", "Submission cost of a forward layer", costs(MICROBATCH, forward)
+            params, "forward_submit_cost", "Submission cost of a forward layer", costs(MICROBATCH, forward), ours=True
         ),
     }
     about = {

@@ -24,7 +24,7 @@ from workbench.experiments._queue import (
     total,
 )
 from workbench.models.headroom import blocks_ahead, device_headroom
-from workbench.models.submission import HostWait, Program, program_to_json
+from workbench.models.submission import HostWait, Op, Program, Submit, program_to_json
 
 DENSE, ROUTED = "dense", "routed"
 
@@ -43,7 +43,7 @@ def dense(params: Fig31Params) -> Program:
     """Every block is one submission; nothing waits."""
     steps = []
     for i in range(params.blocks):
-        steps += block(f"Block {i}", one(f"Block {i}", params.submit_cost, params.execute_cost))
+        steps += block(f"Block {i}", Submit(f"B{i}", params.submit_cost, (Op(f"Block {i}", params.execute_cost),)))
     return Program(tuple(steps), name="dense")
 
 
@@ -113,7 +113,7 @@ def interactive(params: Fig31Params) -> dict[str, Any]:
     titles = {DENSE: "Dense model", ROUTED: "MoE model, a sync point in every block"}
     sets = []
     for i in range(params.blocks):
-        sets.append((DENSE, step_index(programs[DENSE], f"Block {i}"), 1))
+        sets.append((DENSE, step_index(programs[DENSE], f"B{i}"), 1))
         sets += [(ROUTED, step_index(programs[ROUTED], f"{i} {half}"), 0.5) for half in ("route", "rest")]
     targets = [{"timeline": t, "path": ["steps", i, "cost"], "scale": scale, "offset": 0} for t, i, scale in sets]
     readouts: list[dict[str, Any]] = []
@@ -146,7 +146,7 @@ def interactive(params: Fig31Params) -> dict[str, Any]:
                     for name, program in programs.items()
                 ],
                 "cursor": 1.5 * params.execute_cost,
-                "controls": [control(params, "submit_cost", "Submission cost per block", targets)],
+                "controls": [control(params, "submit_cost", "Submission cost per block", targets, ours=True)],
                 "readouts": readouts,
                 "legend": ["cpu_submit", "gpu_execute", "idle", "sync_wait"],
             }
