@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pl = pytest.importorskip("polars")
 
-from workbench.training.histories import History, read_history, smooth, stitch, tidy, window_median
+from workbench.training.histories import History, read_history, smooth, stitch, tidy, window_median  # noqa: E402
 
 
 def test_reads_csv_with_words_gaps_and_duplicates(tmp_path):
