@@ -37,3 +37,8 @@ def torch_grouped_mm_is_device_scheduled(device: torch.device, dtype: torch.dtyp
     if device.type != "cuda" or dtype is not torch.bfloat16:
         return False
     return torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
+def matmul_fp32_out(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Product of two bfloat16 CUDA matrices accumulated and returned in FP32, without casting the operands."""
+    return torch.mm(a, b, out_dtype=torch.float32)

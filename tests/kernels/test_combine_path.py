@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from moe_kernels.combine import combine, combine_backward
 from moe_kernels.dispatch import dispatch
 from moe_kernels.grouped_gemm import grouped_gemm, grouped_gemm_wgrad

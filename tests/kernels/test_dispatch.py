@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from moe_kernels.dispatch import dispatch
 from moe_kernels.peers import peer_table
 from moe_kernels.route_map import route_map
@@ -93,7 +92,7 @@ def test_errors_name_what_is_wrong():
         dispatch(x, maps.long(), maps, table)
     with pytest.raises(ValueError, match=r"dst_row must have shape \[3, 2\]; got \[3, 1\]"):
         dispatch(x, maps, maps[:, :1].contiguous(), table)
-    with pytest.raises(ValueError, match="peers must hold rows of 8 torch.bfloat16; got 8 torch.float32"):
+    with pytest.raises(ValueError, match=r"peers must hold rows of 8 torch.bfloat16; got 8 torch.float32"):
         dispatch(x.bfloat16(), maps, maps, table)
     with pytest.raises(ValueError, match="x must be contiguous"):
         dispatch(torch.zeros(8, 3).t(), maps, maps, table)

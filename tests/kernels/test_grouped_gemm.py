@@ -1,10 +1,9 @@
-"""Grouped GEMM: values, gradients, tails, empty groups, clamped offsets, and what torch's own kernel may be used for."""
+"""Grouped GEMM: values, gradients, tails, empty groups, clamped offsets, and where torch's own kernel may be used."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-
 from moe_kernels.grouped_gemm import grouped_gemm, grouped_gemm_wgrad, grouped_linear
 from moe_kernels.testing import assert_within, budget, nan_filled, offsets_of, poison_allocator
 
@@ -133,13 +132,13 @@ def test_no_rows_and_no_groups(device):
 
 def test_errors_name_what_is_wrong():
     a, b, grad, offsets = operands([3, 4], 8, 4, torch.float32, "cpu", tail=0)
-    with pytest.raises(TypeError, match="offsets must have dtype torch.int32; got torch.int64"):
+    with pytest.raises(TypeError, match=r"offsets must have dtype torch.int32; got torch.int64"):
         grouped_gemm(a, b, offsets.long())
     with pytest.raises(ValueError, match="offsets must be contiguous"):
         grouped_gemm(a, b, torch.zeros(4, dtype=torch.int32)[::2])
     with pytest.raises(ValueError, match=r"b must have shape \[2, 8, any\]; got \[3, 8, 4\]"):
         grouped_gemm(a, torch.zeros(3, 8, 4), offsets)
-    with pytest.raises(TypeError, match="b must have dtype torch.float32"):
+    with pytest.raises(TypeError, match=r"b must have dtype torch.float32"):
         grouped_gemm(a, b.bfloat16(), offsets)
     with pytest.raises(ValueError, match=r"out must have shape \[7, 4\]"):
         grouped_gemm(a, b, offsets, out=torch.zeros(7, 5))
@@ -162,7 +161,7 @@ def test_torch_is_refused_where_it_would_read_the_offsets_on_the_host():
 def test_triton_refuses_double():
     a, b, _, offsets = operands([3, 4], 8, 4, torch.float64, "cpu", tail=0)
     pytest.importorskip("triton")
-    with pytest.raises(TypeError, match="takes bfloat16, float16 or float32; got torch.float64"):
+    with pytest.raises(TypeError, match=r"takes bfloat16, float16 or float32; got torch.float64"):
         grouped_gemm(a, b, offsets, impl="triton")
 
 
@@ -203,7 +202,7 @@ def test_device_scheduled_kernels_wait_for_nothing(impl):
 @pytest.mark.parametrize("impl", ["triton", "torch"])
 def test_poisoned_allocator_and_tail_leave_every_gradient_clean(impl):
     sizes = [300, 0, 500, 224, 0]
-    a, b, grad, offsets = operands(sizes, 256, 512, torch.bfloat16, "cuda", tail=256)
+    a, _, grad, offsets = operands(sizes, 256, 512, torch.bfloat16, "cuda", tail=256)
     poison_allocator(5 * 256 * 512 * 2, "cuda")
     d_b = grouped_gemm_wgrad(a, grad, offsets, impl=impl)
     want, magnitude = exact_wgrad(a, grad, sizes)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from moe_kernels.route_map import RouteMap, capacity_rows, route_map
+
 from workbench.models import routing
 
 FIELDS = ("dst_rank", "dst_row", "offsets", "kept", "stats")

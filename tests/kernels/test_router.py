@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from moe_kernels.router import router, router_logits
 from moe_kernels.router.api import route_logits
-from moe_kernels.testing import assert_within
+from moe_kernels.testing import assert_within, budget
 
 # exp, log and division each round a few times in FP32; scores are at most 1, weights at most K = 4.
 ROUNDINGS = 32 * 2.0**-24
@@ -136,6 +135,27 @@ def test_many_sequences_and_blocks_of_tokens(device):
     assert torch.equal(got.counts.cpu(), want.counts)
     # Sums of 100 probabilities: one FP32 rounding each.
     assert_within(got.lbl.cpu(), want.lbl.detach(), torch.tensor(100 * 2.0**-23).double(), "lbl")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_tensor_core_logits_and_gradients_are_fp32_grade(dtype):
+    torch.manual_seed(11)
+    x = torch.randn(512, 640, device="cuda").bfloat16().requires_grad_()
+    weight = (torch.randn(96, 640, device="cuda") * 0.04).to(dtype).requires_grad_()
+    pull = torch.randn(512, 96, device="cuda")
+    logits = router_logits(x, weight)
+    logits.backward(pull)
+    dx, dw, dp = x.detach().double(), weight.detach().double(), pull.double()
+    # Three pieces leave an FP32 weight whole to its last bit; two leave a gradient exact to 2**-16.
+    magnitude = dx.abs() @ dw.abs().t()
+    assert_within(logits.cpu(), (dx @ dw.t()).cpu(), (3 * 642 * 2.0**-23 * magnitude).cpu(), "logits")
+    for name, got, want, size, terms in (
+        ("x gradient", x.grad, dp @ dw, dp.abs() @ dw.abs(), 96),
+        ("weight gradient", weight.grad, dp.t() @ dx, dp.abs().t() @ dx.abs(), 512),
+    ):
+        allowed = budget(want, size, 4 * terms, got.dtype) + 2.0**-15 * size
+        assert_within(got.cpu(), want.cpu(), allowed.cpu(), name)
 
 
 def test_logits_are_computed_in_fp32_from_bf16(device):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from moe_kernels.swiglu import swiglu, swiglu_backward
 from moe_kernels.testing import assert_within, budget, nan_filled, offsets_of
 
@@ -85,7 +84,7 @@ def test_no_rows(impl, device):
 
 def test_errors_name_what_is_wrong():
     h, offsets = torch.zeros(4, 8), torch.zeros(2, dtype=torch.int32)
-    with pytest.raises(TypeError, match="offsets must have dtype torch.int32; got torch.int64"):
+    with pytest.raises(TypeError, match=r"offsets must have dtype torch.int32; got torch.int64"):
         swiglu(h, offsets.long())
     with pytest.raises(ValueError, match=r"h must have shape \[C, 2F\]; got \[4, 7\]"):
         swiglu(torch.zeros(4, 7), offsets)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from moe_kernels._launch import check_tensor, resolve_impl
+from moe_kernels.router import logits as fp32_logits
 
 GATINGS = ("softmax", "sigmoid")
 MODES = ("learned", "random", "uniform")
@@ -33,7 +34,12 @@ class RouterOutput:
 
 
 def router_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return logits [T, E] of x [T, D] and weight [E, D], both cast to FP32 (FP64 stays FP64). Source: Section 8.5."""
+    """Return FP32 logits [T, E] of x [T, D] and weight [E, D] as if both were cast to FP32 (FP64 stays FP64).
+
+    BF16 rows on CUDA go through the tensor cores at the same accuracy, see `moe_kernels.router.logits`.
+    """
+    if fp32_logits.supports(x, weight):
+        return fp32_logits.RouterLogits.apply(x, weight)
     dtype = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
     return x.to(dtype) @ weight.to(dtype).t()
 

@@ -1,0 +1,118 @@
+"""Speed sheet of the router: logits, gating with top-k, counts and losses, and the gradient."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from workbench.experiment import Check, Experiment, Result
+from workbench.experiments._op_sheet import Case, OpSheetParams, draw_sheet, label, measure_sheet, rows_of
+from workbench.models import moe_cost
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+def measure(params: OpSheetParams, recorder: Any) -> list[dict[str, Any]]:
+    """Time the kernels and the same router as torch operations."""
+    import torch
+    from moe_kernels.router import router_logits
+    from moe_kernels.router.api import route_logits
+
+    torch.manual_seed(params.seed)
+    T, E, K = params.tokens, params.experts, params.top_k
+    x = torch.randn(T, params.width, device="cuda").bfloat16()
+    weight = (torch.randn(E, params.width, device="cuda") * params.width**-0.5).bfloat16()
+    logits = router_logits(x, weight)
+    d_logits = torch.randn_like(logits)
+    wx, ww = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    cases = [
+        Case(
+            "triton", "logits", "forward", lambda: router_logits(x, weight), moe_cost.router_logits(T, params.width, E)
+        ),
+        Case(
+            "torch FP32",
+            "logits",
+            "forward",
+            lambda: x.float() @ weight.float().t(),
+            moe_cost.router_logits(T, params.width, E),
+        ),
+    ]
+    outputs = router_logits(wx, ww)
+    reference = wx.float() @ ww.float().t()
+    for impl, graph in (("triton", outputs), ("torch FP32", reference)):
+        cost = moe_cost.router_logits(T, params.width, E)
+        cases.append(
+            Case(
+                impl,
+                "logits",
+                "backward",
+                lambda graph=graph: torch.autograd.grad(graph, (wx, ww), d_logits, retain_graph=True),
+                moe_cost.Cost(cost.bytes + T * params.width * 2 + E * params.width * 2, 2 * cost.flop),
+            )
+        )
+    for gating in ("softmax", "sigmoid"):
+        for impl in ("triton", "reference"):
+            name = "triton" if impl == "triton" else "torch operations"
+            cases.append(
+                Case(
+                    name,
+                    f"gate, {gating}",
+                    "forward",
+                    lambda gating=gating, impl=impl: route_logits(logits, K, gating=gating, impl=impl),
+                    moe_cost.router(T, E, K),
+                )
+            )
+            leaf = logits.clone().requires_grad_()
+            out = route_logits(leaf, K, gating=gating, impl=impl)
+            pull = torch.randn_like(out.weights)
+            one = torch.ones((), device="cuda")
+            cases.append(
+                Case(
+                    name,
+                    f"gate, {gating}",
+                    "backward",
+                    lambda out=out, leaf=leaf, pull=pull, one=one: torch.autograd.grad(
+                        (out.weights, out.lbl, out.z_loss), leaf, (pull, one, one), retain_graph=True
+                    ),
+                    moe_cost.router(T, E, K, backward=True),
+                )
+            )
+    return measure_sheet(cases, params, recorder)
+
+
+def checks(result: Result) -> list[Check]:
+    """Launch counts, and no slower than torch operations."""
+    out = []
+    for r in rows_of(result, impl="triton", direction="forward"):
+        if r["shape"].startswith("gate"):
+            out.append(Check(f"{label(r)}: counts and losses in at most 2 launches", r["launches"] <= 2, r["launches"]))
+    for r in rows_of(result, impl="triton"):
+        other = [
+            o
+            for o in result.table.to_dicts()
+            if o["impl"] != "triton" and o["shape"] == r["shape"] and o["direction"] == r["direction"]
+        ]
+        if other:
+            ratio = other[0]["time_us_p50"] / r["time_us_p50"]
+            out.append(Check(f"{label(r)}: faster than {other[0]['impl']}", ratio > 1, f"{ratio:.2f}x"))
+    return out
+
+
+def draw(result: Result) -> go.Figure:
+    """Draw the sheet."""
+    return draw_sheet(result, "Router: time against its floor")
+
+
+EXPERIMENT = Experiment(
+    slug="op_router",
+    group="s08_sync_free",
+    title="Router: speed sheet",
+    claim="Gating, top-k, counts per expert and both losses take two launches and no host read.",
+    kind="measured",
+    anchor="Section 8.5",
+    params=OpSheetParams,
+    figure=draw,
+    checks=checks,
+    measure=measure,
+    recording=None,
+)
