@@ -38,6 +38,11 @@ class DeviceCurve:
         return max(0.0, (submit - self.fixed) / self.per_unit)
 
 
+SUBMIT_EAGER = 2.4
+SUBMIT_REPLAY = 0.8
+"""Host time per microbatch of the schematic, figure time units: the report prints none, these are ours."""
+
+
 def schematic(
     *, device_speed: float = 1.0, activation_scale: float = 1.0, memory_scale: float = 1.0
 ) -> tuple[DeviceCurve, ...]:
@@ -51,7 +56,14 @@ def schematic(
         device_speed: makes every device this much faster.
         activation_scale: activation bytes per unit of microbatch, relative to the drawn ones.
         memory_scale: device memory, relative to the datasheets'.
+
+    Raises:
+        ValueError: a scale that is not positive.
     """
+    scales = {"device_speed": device_speed, "activation_scale": activation_scale, "memory_scale": memory_scale}
+    for name, value in scales.items():
+        if not (value > 0 and np.isfinite(value)):
+            raise ValueError(f"{name} must be positive and finite, got {value}")
     drawn = (("H100", 1.0, 80.0), ("B200", 1.7, 180.0), ("B300", 2.4, 288.0))
     return tuple(
         DeviceCurve(
@@ -62,3 +74,14 @@ def schematic(
         )
         for name, speed, gigabytes in drawn
     )
+
+
+def largest_microbatch(memory_bytes: float, activation_bytes_per_token: float) -> float:
+    """Return the tokens whose activations fill `memory_bytes`: where a device's curve ends.
+
+    Raises:
+        ValueError: bytes per token are not positive.
+    """
+    if not activation_bytes_per_token > 0:
+        raise ValueError(f"activation_bytes_per_token must be positive, got {activation_bytes_per_token}")
+    return memory_bytes / activation_bytes_per_token
