@@ -276,10 +276,3 @@ def test_a_page_opens_where_it_was_left(open_page: Any, tmp_path: Path) -> None:
     assert page.get_by_label("Submission cost", exact=True).input_value() == "2.5"
     assert [float(stages.nth(i).get_attribute("aria-valuenow")) for i in range(3)] == [7.25, 5_100, 70_000]
     assert page.locator(".hw-scroll").nth(1).is_visible()
-
-
-def test_not_a_notebook_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.ipynb").write_text("{]")
-    with pytest.raises(ValueError, match=r"x\.ipynb: expected a Jupyter notebook"):
-        to_html(tmp_path / "x.ipynb", tmp_path / "x.html")
-    assert not (tmp_path / "x.html").exists()

@@ -12,7 +12,9 @@ const TAG = 24;
 
 /** Place rows from top to bottom; returns pixel geometry. */
 export function layout(rows, width, top = 0) {
-  const gutter = width < 520 ? 88 : Math.min(150, 24 + Math.max(70, ...rows.map((r) => labelLines(r.label, 126).width)));
+  // A slim row has one line for its label, others break it in two.
+  const room = (row) => (row.type === "heading" ? 0 : row.slim ? Math.min(150, textWidth(row.label, 11)) : labelLines(row.label, 92).width);
+  const gutter = width < 520 ? 88 : 24 + Math.max(70, ...rows.map(room));
   let y = top + TAG;
   const placed = rows.map((row) => {
     const height = row.slim ? HEIGHT.slim : HEIGHT[row.type];
@@ -29,10 +31,10 @@ function labelLines(label, room) {
   const lines = [""];
   for (const word of words) {
     const joined = lines.at(-1) ? `${lines.at(-1)} ${word}` : word;
-    if (lines.at(-1) && lines.length < 2 && textWidth(joined, 12) > room * 0.72) lines.push(word);
+    if (lines.at(-1) && lines.length < 2 && textWidth(joined, 12) > room) lines.push(word);
     else lines[lines.length - 1] = joined;
   }
-  return { lines, width: Math.min(room, Math.max(...lines.map((line) => textWidth(line, 12)))) };
+  return { lines, width: Math.min(126, Math.max(...lines.map((line) => textWidth(line, 12)))) };
 }
 
 const channel = (value) => {
@@ -133,7 +135,7 @@ function drawLabel(surface, row, place, gutter, theme) {
   }
   if (row.slim && !row.label) return;
   const size = row.slim ? 11 : 12;
-  const { lines } = row.slim ? { lines: [row.label] } : labelLines(row.label, gutter - 18);
+  const { lines } = row.slim ? { lines: [row.label] } : labelLines(row.label, gutter - 16);
   const middle = place.y + place.height / 2;
   lines.forEach((line, i) =>
     surface.text(fit(line, gutter - 16, size), gutter - 10, middle + (i - (lines.length - 1) / 2) * 14, {
