@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import html
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from workbench.experiment import Check, Result
+from workbench.experiment import Check, Experiment, Result, _check_names, _frame
+from workbench.record import Recording
+from workbench.traces import read
 from workbench.traces.idle import CAUSES, Analysis, Headroom, Window
 from workbench.traces.lookup import Locator
 from workbench.traces.trace import COPY, RANGE
@@ -15,6 +19,36 @@ from workbench.traces.waits import WAIT_KINDS, describe_waits
 
 MAX_BOXES = 1200
 VIEW_EVENTS = 100_000
+
+
+@dataclass(frozen=True)
+class TraceFile(Recording):
+    """A reader's own trace file standing where a recording stands, so that the badge says whose numbers they are."""
+
+    @property
+    def label(self) -> str:
+        """GPU, where the trace says it, and file name."""
+        return f"{self.record.get('gpu') or 'a GPU the trace does not name'}, file {self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceExperiment(Experiment):
+    """An experiment whose parameter `trace` may name a file of the reader's own."""
+
+    def run(self, source: str = "auto", **params: Any) -> Result:
+        """Like `Experiment.run`; a non-empty `trace` is read whatever the source, and the badge names the file."""
+        if not params.get("trace"):
+            return super().run(source, **params)
+        _check_names(self.params, params)
+        values = self.params(**params)
+        assert self.recorded is not None
+        path = Path(values.trace)
+        trace = read(path)
+        gpus = trace.metadata.get("deviceProperties")
+        gpu = gpus[0].get("name") if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else None
+        recording = TraceFile(self.slug, path.name, {"gpu": gpu}, path.parent)
+        return Result(experiment=self, params=values, source="recorded", table=_frame(self.recorded(values, recording)),
+                      recording=recording)  # fmt: skip
 
 
 def _lanes(analysis: Analysis, low: int, high: int) -> list[tuple[str, str, np.ndarray, np.ndarray, list[str], str]]:
@@ -105,7 +139,7 @@ def trace_figure(analysis: Analysis, window: Window | None = None, title: str = 
 
 def figure_of_rows(result: Result):
     """The figure of a table made of `trace_rows`, one pair of panels per trace."""
-    rows = result.table.to_dicts()
+    rows = [r for r in result.table.to_dicts() if r["trace"] != "what-if"]
     return _draw(rows, list(dict.fromkeys(r["trace"] for r in rows)), result.experiment.title)
 
 
@@ -220,7 +254,7 @@ def sums(result: Result) -> dict[str, dict[str, float]]:
     """The sums of each trace in a table of `trace_rows`, over its devices, us."""
     out: dict[str, dict[str, float]] = {}
     for r in result.table.to_dicts():
-        if r["kind"] == "sum":
+        if r["kind"] == "sum" and r["trace"] != "what-if":
             mine = out.setdefault(r["trace"], {})
             mine[r["label"]] = mine.get(r["label"], 0.0) + r["value"]
     return out
@@ -235,10 +269,25 @@ def accounted(result: Result) -> Check:
     return Check("Idle time by cause adds up to all idle time", worst < 1e-6, f"largest difference {worst:.6f} us")
 
 
+def prediction_checks(result: Result) -> list[Check]:
+    """The unchanged replay within 2 %; predicted against measured what-ifs."""
+    cases: dict[str, dict[str, float]] = {}
+    for r in result.table.to_dicts():
+        if r["trace"] == "what-if":
+            cases.setdefault(r["lane"], {})[r["label"]] = r["value"]
+    checks = []
+    for case, v in cases.items():
+        ratio = v["predicted_us"] / v["measured_us"]
+        limit = 0.02 if case == "replay, unchanged" else 0.15
+        checks.append(Check(f"What-if ({case}): predicted within {limit:.0%} of measured", abs(ratio - 1) <= limit,
+                            f"predicted {v['predicted_us']:.0f} us, measured {v['measured_us']:.0f} us, ratio {ratio:.3f}"))  # fmt: skip
+    return checks
+
+
 def first_look_checks(result: Result) -> list[Check]:
     """The recorded pair: no wait and no idle from waits without `.item()`; one wait a block with it."""
     found = sums(result)
-    checks = [accounted(result)]
+    checks = [accounted(result), *prediction_checks(result)]
     if {"without .item()", "with .item()"} <= set(found):
         free, item = found["without .item()"], found["with .item()"]
         waited = item["sync_blocked"] + item["sync_rebuild"]

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.experiment import Check, Params, Result, param
+from workbench.experiments._traces import TraceExperiment
 
+RECORDING = None
 VARIANTS = ("free", "item", "graph")
+LABELS = {"free": "without .item()", "item": "with .item()"}
 SIZES = {"short": 256, "long": 8192}
 
 
@@ -137,6 +140,50 @@ def _dump(value: Any) -> str:
     return json.dumps(value)
 
 
+def recorded(params: FirstLookParams, recording: Any) -> list[dict[str, Any]]:
+    """Boxes, headroom and sums of the reader's trace, or of the recorded pair with its what-ifs."""
+    from workbench.experiments._traces import trace_rows
+    from workbench.traces import read
+    from workbench.traces.idle import Analysis
+
+    if params.trace:
+        return trace_rows(Analysis(read(params.trace)), None, Path(params.trace).name)
+    found = {v: Analysis(read(recording.file(f"{params.size}_{v}.json.gz"))) for v in VARIANTS}
+    rows = []
+    for variant in ("free", "item"):
+        rows += trace_rows(found[variant], _steps_window(found[variant]), LABELS[variant])
+    return rows + predictions(found)
+
+
+def _steps_window(analysis: Any) -> Any:
+    """From the first profiled step to the end of device work; the last two steps where there are many."""
+    from workbench.measure.capture import steady_window
+    from workbench.traces.ranges import steps
+
+    window = steady_window(analysis.trace)
+    named = steps(analysis.trace)
+    return (named[-2][1][0], window[1]) if window and len(named) > 2 else window
+
+
+def predictions(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Predicted and measured spans: waits removed against the loop without reads, launches merged against the graph."""
+    from workbench.traces.replay import to_program, what_if
+
+    measured = {v: what_if(to_program(a)) for v, a in found.items()}
+    cases = {
+        "replay, unchanged": (measured["item"]["replayed_us"], measured["item"]["measured_us"]),
+        "waits removed": (what_if(found["item"], remove_waits=True)["predicted_us"], measured["free"]["measured_us"]),
+        "one submission per step": (
+            what_if(found["free"], merge_launches=1_000_000)["predicted_us"], measured["graph"]["measured_us"],
+        ),
+    }  # fmt: skip
+    return [
+        {"trace": "what-if", "lane": case, "kind": "sum", "label": what, "start_us": 0.0, "end_us": 0.0, "value": value}
+        for case, pair in cases.items()
+        for what, value in zip(("predicted_us", "measured_us"), pair)
+    ]
+
+
 def figure(result: Result):
     """Lanes and headroom of each trace."""
     from workbench.experiments._traces import figure_of_rows
@@ -151,7 +198,7 @@ def checks(result: Result) -> list[Check]:
     return first_look_checks(result)
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = TraceExperiment(
     slug="tool_first_look",
     group="tools",
     title="A first look at a real trace",
@@ -161,5 +208,7 @@ EXPERIMENT = Experiment(
     params=FirstLookParams,
     figure=figure,
     checks=checks,
+    recorded=recorded,
     measure=measure,
+    recording=RECORDING,
 )

@@ -1,0 +1,124 @@
+"""Your own trace: headroom, causes of idle time, waits by source line, a sync-free verdict, and what a change would gain."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.experiment import Check, Params, Result, param
+from workbench.experiments._traces import TraceExperiment
+
+RECORDING = None
+FILE = "loop_with_stacks.json.gz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class YourTraceParams(Params):
+    """Without a path: a recording of ours, a loop of eight short blocks with one `.item()` each, with Python stacks."""
+
+    trace: str = param("", "a Kineto trace (.json, .json.gz) or an nsys .sqlite of your own; empty: the recording")
+    window: str = param("all", "all, steps, step:N, a range's name, or A:B (ns, or +1ms:+5ms)")
+    idle_threshold_us: float = param(20.0, "longest tolerated submission-bound idle interval", unit="us", min=0.0, max=1e6)
+    remove_waits: bool = param(True, "what-if: remove host waits")
+    host_scale: float = param(1.0, "what-if: factor on host cost", min=0.0, max=4.0, step=0.05)
+    device_scale: float = param(1.0, "what-if: factor on device time", min=0.0, max=4.0, step=0.05)
+    merge_launches: int = param(1, "what-if: launches merged into one submission", min=1, max=1_000_000)
+
+
+def measure(params: YourTraceParams, recorder: Any) -> None:
+    """Profile the loop with reads, with stacks, and keep the trace and its verdict."""
+    import gzip
+
+    from workbench.experiments.tool_first_look import _scrubbed
+    from workbench.measure.block_loop import build
+    from workbench.measure.capture import capture, verify
+    from workbench.measure.scrub import scrub
+
+    recorder.set("workload", job="eight bf16 transformer blocks of width 1024 over 256 rows, forward, one .item() per block")
+    recorder.set("protocol", timer="torch.profiler", warmup=2, repeats=1, stacks=True)
+    step = build(blocks=8, width=1024, tokens=256)
+    for name, call in (("with .item()", lambda: step(True)), ("without .item()", lambda: step(False))):
+        verdict = verify(call, steps=3, warmup=2, idle_threshold_us=params.idle_threshold_us)
+        recorder.row(loop=name, exit_code=verdict.exit_code, waits=sum(o["count"] for o in verdict.offences),
+                     wait_us=sum(o["total_ns"] for o in verdict.offences) / 1e3,
+                     line=verdict.offences[0]["line"] if verdict.offences else None,
+                     submission_idle=len(verdict.submission_idle))  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        path = capture(lambda: step(True), Path(folder) / "trace.json", steps=3, warmup=2, stacks=True)
+        text = _scrubbed(path.read_text(encoding="utf-8"), scrub)
+    recorder.attach(FILE, gzip.compress(text.encode(), 9, mtime=0))
+
+
+def open_trace(params: YourTraceParams, recording: Any):
+    """(analysis, window) of the reader's trace or the recording's."""
+    from workbench.traces import read
+    from workbench.traces.idle import Analysis
+    from workbench.traces.ranges import parse_window
+
+    trace = read(params.trace or recording.file(FILE))
+    return Analysis(trace), parse_window(trace, params.window)
+
+
+def recorded(params: YourTraceParams, recording: Any) -> list[dict[str, Any]]:
+    """Boxes, headroom and sums; the verdict; the what-if."""
+    from workbench.experiments._traces import trace_rows
+    from workbench.traces.replay import what_if
+    from workbench.traces.trace import TraceError
+    from workbench.traces.verify import verify_trace
+
+    analysis, window = open_trace(params, recording)
+    rows = trace_rows(analysis, window, analysis.trace.source)
+    verdict = verify_trace(analysis, window=window, idle_threshold_us=params.idle_threshold_us)
+    rows.append(_value("verdict", verdict.as_dict()["verdict"], float(verdict.exit_code)))
+    try:
+        answer = what_if(analysis, remove_waits=params.remove_waits, host_scale=params.host_scale, window=window,
+                         device_scale=params.device_scale, merge_launches=params.merge_launches)  # fmt: skip
+    except TraceError:
+        return rows
+    return rows + [_value("what-if span", k, answer[k]) for k in ("measured_us", "replayed_us", "predicted_us")]
+
+
+def _value(lane: str, label: str, value: float) -> dict[str, Any]:
+    return {"trace": "what-if", "lane": lane, "kind": "sum", "label": label, "start_us": 0.0, "end_us": 0.0, "value": value}
+
+
+def figure(result: Result):
+    """Lanes and headroom."""
+    from workbench.experiments._traces import figure_of_rows
+
+    return figure_of_rows(result)
+
+
+def checks(result: Result) -> list[Check]:
+    """Sums that must hold for every trace, and the verdict as a value."""
+    from workbench.experiments._traces import accounted
+
+    rows = result.table.to_dicts()
+    verdict = next(r for r in rows if r["lane"] == "verdict")
+    span = {r["label"]: r["value"] for r in rows if r["lane"] == "what-if span"}
+    found = [accounted(result), Check("Verdict (a value, not a claim)", None, verdict["label"])]
+    if span:
+        ratio = span["replayed_us"] / span["measured_us"] if span["measured_us"] else 1.0
+        found.append(Check("Replayed unchanged, the queue model reproduces the measured span within 2 %", abs(ratio - 1) <= 0.02,
+                           f"replayed / measured {ratio:.4f}"))  # fmt: skip
+        found.append(Check("What-if (a value, not a claim)", None,
+                           f"predicted {span['predicted_us']:.1f} us, measured {span['measured_us']:.1f} us"))  # fmt: skip
+    return found
+
+
+EXPERIMENT = TraceExperiment(
+    slug="your_trace",
+    group="tools",
+    title="Your own trace: why the GPU waited",
+    claim="A profile tells how far ahead the CPU was, why the GPU waited, which line held the host up, and what a change would gain.",
+    kind="measured",
+    anchor="Section 8.1, Appendix B.5, B.6, Table 51",
+    params=YourTraceParams,
+    figure=figure,
+    checks=checks,
+    recorded=recorded,
+    measure=measure,
+    recording=RECORDING,
+)
