@@ -1,0 +1,263 @@
+"""Route explorer: keep, drop and destination layout of one exchange, and what the capacity factor costs."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.models import routing
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+FACTORS = np.round(np.arange(0.25, 3.01, 0.125), 3)
+ROW_BYTES_PER_WIDTH = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteExplorerParams(Params):
+    """One exchange: T tokens on each of R ranks choose K of E experts."""
+
+    tokens: int = param(512, "T, tokens per rank", min=16, max=4096, step=16)
+    top_k: int = param(4, "K, experts per token", min=1, max=8)
+    ranks: int = param(8, "R, ranks that hold the experts", min=1, max=16)
+    local_experts: int = param(4, "L, experts per rank", min=1, max=16)
+    capacity_factor: float = param(1.25, "rows of a rank's buffer over T * K", min=0.25, max=3.0, step=0.05)
+    skew: float = param(
+        0.6, "how uneven the experts are: expert i is wanted in proportion to 1 / i^skew", min=0.0, max=2.0, step=0.05
+    )
+    width: int = param(2560, "D, model width, for the bytes of a row in BF16", min=64, max=16384)
+    seed: int = param(0, "seed of the draw", min=0, max=1000)
+
+
+def _experts(params: RouteExplorerParams) -> np.ndarray:
+    experts = params.ranks * params.local_experts
+    if params.top_k > experts:
+        raise ValueError(f"top_k ({params.top_k}) must not exceed E = R * L = {experts}")
+    rng = np.random.default_rng(params.seed)
+    return routing.skewed_experts(params.ranks, params.tokens, params.top_k, experts, params.skew, rng)
+
+
+def _rows(
+    params: RouteExplorerParams, kept_re: np.ndarray, offered_re: np.ndarray, chosen: np.ndarray
+) -> list[dict[str, Any]]:
+    """One row a (destination, local expert, source) cell, then one row a capacity factor."""
+    local = params.local_experts
+    rows = []
+    for destination in range(params.ranks):
+        start = 0
+        for index in range(local):
+            expert = destination * local + index
+            for source in range(params.ranks):
+                kept = int(kept_re[source, expert])
+                rows.append(
+                    {
+                        "part": "cell",
+                        "destination": destination,
+                        "expert": expert,
+                        "source": source,
+                        "offered": int(offered_re[source, expert]),
+                        "kept": kept,
+                        "first_row": start,
+                        "capacity_factor": params.capacity_factor,
+                        "drop_rate": None,
+                        "capacity_use": None,
+                        "buffer_bytes": None,
+                    }
+                )
+                start += kept
+    drops, use = routing.drop_rate_curve(chosen, params.ranks * local, FACTORS)
+    for factor, drop, used in zip(FACTORS, drops, use):
+        capacity = routing.capacity_rows(params.tokens, params.top_k, float(factor))
+        rows.append(
+            {
+                "part": "curve",
+                "destination": None,
+                "expert": None,
+                "source": None,
+                "offered": None,
+                "kept": None,
+                "first_row": None,
+                "capacity_factor": float(factor),
+                "drop_rate": float(drop),
+                "capacity_use": float(used),
+                "buffer_bytes": capacity * params.width * ROW_BYTES_PER_WIDTH,
+            }
+        )
+    return rows
+
+
+def model(params: RouteExplorerParams) -> list[dict[str, Any]]:
+    """Route by the NumPy model."""
+    chosen = _experts(params)
+    experts = params.ranks * params.local_experts
+    capacity = routing.capacity_rows(params.tokens, params.top_k, params.capacity_factor)
+    done = routing.route(chosen, experts, capacity)
+    return _rows(params, done.kept, done.offered, chosen)
+
+
+def measure(params: RouteExplorerParams, recorder: Any) -> list[dict[str, Any]]:
+    """Route the same draw by the kernels (their reference where there is no GPU)."""
+    import torch
+    from moe_kernels.route_map import route_map
+
+    chosen = _experts(params)
+    experts = params.ranks * params.local_experts
+    capacity = routing.capacity_rows(params.tokens, params.top_k, params.capacity_factor)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    offered = np.stack([np.bincount(c.ravel(), minlength=experts) for c in chosen]).astype(np.int64)
+    counts = torch.from_numpy(offered).to(device)
+    kept = route_map(torch.from_numpy(chosen[0]).to(device), counts, rank=0, capacity=capacity).kept.cpu().numpy()
+    recorder.set("protocol", timer="none: routes are computed, not timed", warmup="none", repeats=1)
+    for row in _rows(params, kept, offered, chosen):
+        recorder.row(**row)
+    return recorder.rows
+
+
+def checks(result: Result) -> list[Check]:
+    """The invariants of the rule, and what capacity costs."""
+    params = result.params
+    rows = result.table.to_dicts()
+    cells = [r for r in rows if r["part"] == "cell"]
+    curve = [r for r in rows if r["part"] == "curve"]
+    capacity = routing.capacity_rows(params.tokens, params.top_k, params.capacity_factor)
+    received = [sum(c["kept"] for c in cells if c["destination"] == d) for d in range(params.ranks)]
+    offered, kept = sum(c["offered"] for c in cells), sum(c["kept"] for c in cells)
+    out = [
+        Check(
+            "no rank receives more rows than its capacity", max(received) <= capacity, f"{max(received)} of {capacity}"
+        ),
+        Check(
+            "kept and dropped routes add up to the offered ones",
+            offered == params.ranks * params.tokens * params.top_k,
+            f"{kept} kept, {offered - kept} dropped",
+        ),
+    ]
+    drops = [r["drop_rate"] for r in curve]
+    out.append(
+        Check(
+            "a larger capacity never drops more routes",
+            all(a >= b for a, b in itertools.pairwise(drops)),
+            f"{drops[0]:.1%} to {drops[-1]:.1%}",
+        )
+    )
+    ordered = True
+    for destination in range(params.ranks):
+        full = False
+        for c in (c for c in cells if c["destination"] == destination):
+            ordered &= not (full and c["kept"])
+            full |= c["kept"] < c["offered"]
+    out.append(Check("after the first cell that drops, no later cell of that rank keeps a row", ordered, None))
+    return out
+
+
+def draw(result: Result) -> go.Figure:
+    """Draw each destination's buffer by expert, drops beyond it, and drop rate and capacity use over the factor."""
+    import plotly.graph_objects as go
+
+    from workbench.plotting import COLOURS, INK, SERIES, figure
+
+    params = result.params
+    rows = result.table.to_dicts()
+    cells = [r for r in rows if r["part"] == "cell"]
+    curve = [r for r in rows if r["part"] == "curve"]
+    capacity = routing.capacity_rows(params.tokens, params.top_k, params.capacity_factor)
+    fig = figure(
+        "Where routes land, and what capacity costs",
+        rows=2,
+        height=620,
+        shared_xaxes=False,
+        vertical_spacing=0.16,
+        row_heights=[0.6, 0.4],
+    )
+    names = [f"rank {d}" for d in range(params.ranks)]
+    for local in range(params.local_experts):
+        kept, base = [], []
+        for destination in range(params.ranks):
+            mine = [
+                c
+                for c in cells
+                if c["destination"] == destination and c["expert"] == destination * params.local_experts + local
+            ]
+            kept.append(sum(c["kept"] for c in mine))
+            base.append(min(c["first_row"] for c in mine))
+        fig.add_trace(
+            go.Bar(
+                orientation="h",
+                y=names,
+                x=kept,
+                base=base,
+                name=f"local expert {local}",
+                legendgroup=f"{local}",
+                showlegend=local < 8,
+                marker={"color": SERIES[local % len(SERIES)], "line": {"color": "white", "width": 0.5}},
+                hovertemplate="%{y}, local expert " + str(local) + "<br>%{x} rows from row %{base}<extra></extra>",
+            ),
+            row=1,
+            col=1,
+        )
+    dropped = [sum(c["offered"] - c["kept"] for c in cells if c["destination"] == d) for d in range(params.ranks)]
+    fig.add_trace(
+        go.Bar(
+            orientation="h",
+            y=names,
+            x=dropped,
+            base=[capacity] * params.ranks,
+            name="dropped",
+            marker={
+                "color": "rgba(0,0,0,0)",
+                "line": {"color": COLOURS["sync_wait"], "width": 1},
+                "pattern": {"shape": "x", "fgcolor": COLOURS["sync_wait"], "size": 6},
+            },
+            hovertemplate="%{y}<br>%{x} routes dropped<extra></extra>",
+        ),
+        row=1,
+        col=1,
+    )
+    fig.add_vline(x=capacity, line_color=INK, line_dash="dash", row=1, col=1)  # type: ignore[arg-type]
+    for name, column, colour in (
+        ("routes dropped", "drop_rate", COLOURS["sync_wait"]),
+        ("capacity used", "capacity_use", COLOURS["gpu_execute"]),
+    ):
+        fig.add_trace(
+            go.Scatter(
+                x=[r["capacity_factor"] for r in curve],
+                y=[100 * r[column] for r in curve],
+                name=name,
+                mode="lines+markers",
+                line_color=colour,
+                marker_size=5,
+                customdata=[r["buffer_bytes"] / 2**20 for r in curve],
+                hovertemplate=name + " %{y:.2f} % at factor %{x}<br>one buffer %{customdata:.1f} MiB<extra></extra>",
+            ),
+            row=2,
+            col=1,
+        )
+    fig.add_vline(x=params.capacity_factor, line_color=INK, line_dash="dash", row=2, col=1)  # type: ignore[arg-type]
+    fig.update_layout(barmode="overlay")
+    fig.update_xaxes(title="row of the destination's buffer (dashed: capacity)", row=1, col=1)
+    fig.update_yaxes(autorange="reversed", row=1, col=1)
+    fig.update_xaxes(title="capacity factor", row=2, col=1)
+    fig.update_yaxes(title="percent", rangemode="tozero", row=2, col=1)
+    return fig
+
+
+EXPERIMENT = Experiment(
+    slug="tool_route_explorer",
+    group="tools",
+    title="Route explorer",
+    claim="Fixed capacity trades memory and possible drops for a host that never reads a count.",
+    kind="model",
+    anchor="Section 8.5, Table 14",
+    params=RouteExplorerParams,
+    figure=draw,
+    checks=checks,
+    model=model,
+    measure=measure,
+    live_on_cpu=True,
+    needs="a CUDA GPU, or the kernels' reference on the CPU",
+)
