@@ -199,7 +199,7 @@ def test_signal_keeps_finished_results_and_leaves_no_kernel(
 def test_kernel_is_this_interpreter_over_ipc_in_the_notebooks_folder(
     tmp_path: Path, no_orphans: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel spec of the user called python3 does not count; 20,000 small prints come through."""
+    """A kernel spec of the user called python3 does not count; 10,000 small prints come through."""
     spec = tmp_path / "jupyter" / "kernels" / "python3"
     spec.mkdir(parents=True)
     (spec / "kernel.json").write_text(json.dumps({"argv": ["/bin/false"], "display_name": "x", "language": "python"}))
@@ -210,12 +210,12 @@ def test_kernel_is_this_interpreter_over_ipc_in_the_notebooks_folder(
         tmp_path / "g",
         "facts",
         f"{facts}assert facts == {['ipc', sys.executable, str(tmp_path / 'g'), 'agg']!r}, facts",
-        "for i in range(20_000):\n    print(i, flush=True)",
+        "for i in range(10_000):\n    print(i, flush=True)",
         result_cell(PASSING),
     )
     outcome = run_one(path, {}, tmp_path / "out", timeout=100)
     assert outcome["status"] == "passed", outcome["error"]
-    assert "19999" in (tmp_path / "out" / "facts.ipynb").read_text()
+    assert "9999" in (tmp_path / "out" / "facts.ipynb").read_text()
 
 
 def test_output_never_replaces_its_input(tmp_path: Path) -> None:

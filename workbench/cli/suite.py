@@ -141,7 +141,7 @@ def run_command(
         typer.Option(min=1, help="Notebooks at a time; default: cores, at most 4. Measuring ones run alone."),
     ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Limit for each notebook, in seconds.")] = 900.0,
-    out: Annotated[Path, typer.Option(help="Folder for the report page and the executed notebooks.")] = Path("out"),
+    out: Annotated[Path, typer.Option(help="Folder for the report page and the executed notebooks.")] = Path("out/run"),
     force: Annotated[bool, typer.Option("--force", help="Run even what is unchanged since it passed.")] = False,
 ) -> None:
     """Execute notebooks headless and write a report page; exit status 1 when a notebook or a claim fails."""
