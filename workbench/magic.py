@@ -27,7 +27,9 @@ def _options(line: str) -> argparse.Namespace:
     parser.add_argument("--keep", default=None)
     options = parser.parse_args(shlex.split(line))
     if options.steps < 1 or options.warmup < 0:
-        raise ValueError(f"expected steps >= 1 and warmup >= 0, got {options.steps} and {options.warmup}; usage: {USAGE}")
+        raise ValueError(
+            f"expected steps >= 1 and warmup >= 0, got {options.steps} and {options.warmup}; usage: {USAGE}"
+        )
     return options
 
 
@@ -102,19 +104,27 @@ def verdict_html(verdict: Any) -> str:
     parts += [f"<li>{html.escape(r)}</li>" for r in [*verdict.reasons, *verdict.notes]]
     parts.append("</ul>")
     if verdict.offences:
-        head = "".join(f"<th>{h}</th>" for h in ("wait", "count", "total us", "longest us", "GPU idle us", "line", "op", "range"))
+        head = "".join(
+            f"<th>{h}</th>" for h in ("wait", "count", "total us", "longest us", "GPU idle us", "line", "op", "range")
+        )
         rows = "".join(
             "<tr>"
             + "".join(
                 f'<td style="text-align:left">{html.escape(str(v))}</td>'
                 for v in (
-                    o["kind"], o["count"], f"{o['total_ns'] / 1e3:.1f}", f"{o['max_ns'] / 1e3:.1f}",
-                    f"{o['gpu_idle_ns'] / 1e3:.1f}", o["line"] or "–", o["op"] or "–", o["range"] or "–",
+                    o["kind"],
+                    o["count"],
+                    f"{o['total_ns'] / 1e3:.1f}",
+                    f"{o['max_ns'] / 1e3:.1f}",
+                    f"{o['gpu_idle_ns'] / 1e3:.1f}",
+                    o["line"] or "–",
+                    o["op"] or "–",
+                    o["range"] or "–",
                 )
             )
             + "</tr>"
             for o in verdict.offences[:50]
-        )  # fmt: skip
+        )
         parts.append(f"<table><tr>{head}</tr>{rows}</table>")
     return "".join(parts)
 

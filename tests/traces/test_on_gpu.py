@@ -1,4 +1,4 @@
-"""On a GPU: the verifier, the pytest plugin and the cell magic tell a loop that reads the host from one that does not."""
+"""On a GPU: verifier, pytest plugin and cell magic tell a loop that reads on the host from one that does not."""
 
 from __future__ import annotations
 

@@ -9,12 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Where a real profiler trace waits, and what would help.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Where a real profiler trace waits, and what would help."
+)
 
 File = Annotated[Path, typer.Argument(help="Kineto .json or .json.gz, Nsight Systems .sqlite, or a folder of ranks.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; times are integer nanoseconds.")]
 WindowText = Annotated[
-    str, typer.Option("--window", help="all, steps, step:N, a range's name, or A:B (ns, or +1ms:+5ms from the first operation).")
+    str,
+    typer.Option(
+        "--window", help="all, steps, step:N, a range's name, or A:B (ns, or +1ms:+5ms from the first operation)."
+    ),
 ]
 
 
@@ -71,8 +76,11 @@ def summary(file: File, as_json: AsJson = False, window: WindowText = "all") -> 
         _show(report, table)
     if file.is_dir():
         for row in rank_skew(found):
-            typer.echo(f"rank {row['rank']} {row['step']}: {row['duration_ns'] / 1e3:.1f} us, starts {row['start_skew_ns'] / 1e3:.1f} us "
-                       f"after the first rank, {row['duration_skew_ns'] / 1e3:.1f} us longer than the shortest")  # fmt: skip
+            typer.echo(
+                f"rank {row['rank']} {row['step']}: {row['duration_ns'] / 1e3:.1f} us, starts "
+                f"{row['start_skew_ns'] / 1e3:.1f} us "
+                f"after the first rank, {row['duration_skew_ns'] / 1e3:.1f} us longer than the shortest"
+            )
 
 
 def _show(report: dict[str, Any], table: list[dict[str, Any]]) -> None:
@@ -82,13 +90,27 @@ def _show(report: dict[str, Any], table: list[dict[str, Any]]) -> None:
 
     console = Console()
     console.print(Text(report["source"], style="bold"))
-    view = Table("device", "window us", "busy us", "idle us", "idle by cause, us", "headroom us (mean, max)", "launch to start us (p50, p95)")
+    view = Table(
+        "device",
+        "window us",
+        "busy us",
+        "idle us",
+        "idle by cause, us",
+        "headroom us (mean, max)",
+        "launch to start us (p50, p95)",
+    )
     for d in report["devices"]:
         causes = "\n".join(f"{k} {v / 1e3:.1f}" for k, v in d["idle_by_cause_ns"].items() if v)
         distance = d["launch_to_start_us"]
-        view.add_row(f"{d['process']} / {d['device']}", f"{(d['window_ns'][1] - d['window_ns'][0]) / 1e3:.1f}", f"{d['busy_ns'] / 1e3:.1f}",
-                     f"{d['idle_ns'] / 1e3:.1f}", causes, f"{d['headroom_us']['mean']:.1f}, {d['headroom_us']['max']:.1f}",
-                     "–" if distance["p50"] is None else f"{distance['p50']:.1f}, {distance['p95']:.1f}")  # fmt: skip
+        view.add_row(
+            f"{d['process']} / {d['device']}",
+            f"{(d['window_ns'][1] - d['window_ns'][0]) / 1e3:.1f}",
+            f"{d['busy_ns'] / 1e3:.1f}",
+            f"{d['idle_ns'] / 1e3:.1f}",
+            causes,
+            f"{d['headroom_us']['mean']:.1f}, {d['headroom_us']['max']:.1f}",
+            "–" if distance["p50"] is None else f"{distance['p50']:.1f}, {distance['p95']:.1f}",
+        )
     console.print(view)
     waits = [w for w in report["waits"] if w["blocking"]]
     if waits:
@@ -97,10 +119,16 @@ def _show(report: dict[str, Any], table: list[dict[str, Any]]) -> None:
         for w in waits:
             groups.setdefault((w["kind"], w["line"], w["op"], w["range"]), []).append(w["duration_ns"])
         for key, times in sorted(groups.items(), key=lambda g: -sum(g[1]))[:40]:
-            listing.add_row(*(Text(str(v)) for v in (key[0], len(times), f"{sum(times) / 1e3:.1f}", *(k or "–" for k in key[1:]))))
+            listing.add_row(
+                *(Text(str(v)) for v in (key[0], len(times), f"{sum(times) / 1e3:.1f}", *(k or "–" for k in key[1:])))
+            )
         console.print(listing)
     for row in table:
-        console.print(Text("Table 51: " + ", ".join(f"{k} {v:.1f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())))
+        console.print(
+            Text(
+                "Table 51: " + ", ".join(f"{k} {v:.1f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
+            )
+        )
     for key, n in report["dropped"].items():
         console.print(Text(f"dropped: {key} {n}"))
     for note in report["warnings"]:
@@ -122,7 +150,9 @@ def verify(
     verdicts = []
     for trace in _traces(file):
         try:
-            verdicts.append((trace, verify_trace(trace, window=_window(trace, window), idle_threshold_us=idle_threshold)))
+            verdicts.append(
+                (trace, verify_trace(trace, window=_window(trace, window), idle_threshold_us=idle_threshold))
+            )
         except ValueError as error:
             raise _fail(error) from error
     if as_json:
@@ -141,11 +171,18 @@ def whatif(
     remove_waits: Annotated[
         bool, typer.Option("--remove-waits", help="Remove host waits; those of LINE only, where it is given.")
     ] = False,
-    line: Annotated[str | None, typer.Argument(metavar="[LINE]", help="Text of a source line, operator or range.")] = None,
-    host_scale: Annotated[float, typer.Option("--host-scale", help="Factor on host cost (0.5: a path twice as fast).")] = 1.0,
-    device_scale: Annotated[float, typer.Option("--device-scale", help="Factor on device time (0.5: a GPU twice as fast).")] = 1.0,
+    line: Annotated[
+        str | None, typer.Argument(metavar="[LINE]", help="Text of a source line, operator or range.")
+    ] = None,
+    host_scale: Annotated[
+        float, typer.Option("--host-scale", help="Factor on host cost (0.5: a path twice as fast).")
+    ] = 1.0,
+    device_scale: Annotated[
+        float, typer.Option("--device-scale", help="Factor on device time (0.5: a GPU twice as fast).")
+    ] = 1.0,
     launches: Annotated[
-        int, typer.Option("--merge-launches", help="Merge this many successive launches of a stream into one submission.")
+        int,
+        typer.Option("--merge-launches", help="Merge this many successive launches of a stream into one submission."),
     ] = 1,
     window: WindowText = "all",
     as_json: AsJson = False,
@@ -159,16 +196,26 @@ def whatif(
         raise _fail("what-if replays one trace; give one file of the folder")
     waits: bool | str = line if remove_waits and line else remove_waits
     try:
-        answer = what_if(traces[0], remove_waits=waits, host_scale=host_scale, device_scale=device_scale,
-                         merge_launches=launches, window=_window(traces[0], window))  # fmt: skip
+        answer = what_if(
+            traces[0],
+            remove_waits=waits,
+            host_scale=host_scale,
+            device_scale=device_scale,
+            merge_launches=launches,
+            window=_window(traces[0], window),
+        )
     except (TraceError, ValueError) as error:
         raise _fail(error) from error
     if as_json:
         _print(answer)
         return
-    typer.echo(f"measured {answer['measured_us']:.1f} us, replayed unchanged {answer['replayed_us']:.1f} us, "
-               f"predicted {answer['predicted_us']:.1f} us")  # fmt: skip
-    typer.echo(f"device idle: measured {answer['measured_idle_us']:.1f} us, predicted {answer['predicted_idle_us']:.1f} us")
+    typer.echo(
+        f"measured {answer['measured_us']:.1f} us, replayed unchanged {answer['replayed_us']:.1f} us, "
+        f"predicted {answer['predicted_us']:.1f} us"
+    )
+    typer.echo(
+        f"device idle: measured {answer['measured_idle_us']:.1f} us, predicted {answer['predicted_idle_us']:.1f} us"
+    )
     typer.echo("assumptions:")
     for text in answer["assumptions"]:
         typer.echo(f"- {text}")

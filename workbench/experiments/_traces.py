@@ -42,17 +42,22 @@ class TraceExperiment(Experiment):
         _check_names(self.params, params)
         values = self.params(**params)
         assert self.recorded is not None
-        path = Path(values.trace)
+        path = Path(params["trace"])
         trace = read(path)
         gpus = trace.metadata.get("deviceProperties")
         gpu = gpus[0].get("name") if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else None
         recording = TraceFile(self.slug, path.name, {"gpu": gpu}, path.parent)
-        return Result(experiment=self, params=values, source="recorded", table=_frame(self.recorded(values, recording)),
-                      recording=recording)  # fmt: skip
+        return Result(
+            experiment=self,
+            params=values,
+            source="recorded",
+            table=_frame(self.recorded(values, recording)),
+            recording=recording,
+        )
 
 
-def _lanes(analysis: Analysis, low: int, high: int) -> list[tuple[str, str, np.ndarray, np.ndarray, list[str], str]]:
-    """(lane, kind, start, end, names, ) per lane and kind within a window; waits and idle are lanes' boxes too."""
+def _lanes(analysis: Analysis, low: int, high: int) -> list[tuple[str, str, np.ndarray, np.ndarray, list[str]]]:
+    """(lane, kind, start, end, names) per lane and kind within a window; waits and idle are lanes' boxes too."""
     trace = analysis.trace
     calls, ops, waits = trace.calls, trace.ops, analysis.waits
     out = []
@@ -62,9 +67,21 @@ def _lanes(analysis: Analysis, low: int, high: int) -> list[tuple[str, str, np.n
         rows = np.flatnonzero((calls.thread == thread) & (calls.end_ns > low) & (calls.start_ns < high))
         waiting = np.isin(rows, waits.call[waits.blocking]) if len(waits) else np.zeros(len(rows), bool)
         submit = rows[np.isin(rows, analysis.launches) & ~waiting]
-        out.append((label, "cpu_submit", calls.start_ns[submit], calls.end_ns[submit], [trace.names[i] for i in calls.name[submit]]))
-        mine = np.flatnonzero((waits.thread == thread) & waits.blocking & (waits.end_ns > low) & (waits.start_ns < high))
-        out.append((label, "sync_wait", waits.start_ns[mine], waits.end_ns[mine], [WAIT_KINDS[k] for k in waits.kind[mine]]))
+        out.append(
+            (
+                label,
+                "cpu_submit",
+                calls.start_ns[submit],
+                calls.end_ns[submit],
+                [trace.names[i] for i in calls.name[submit]],
+            )
+        )
+        mine = np.flatnonzero(
+            (waits.thread == thread) & waits.blocking & (waits.end_ns > low) & (waits.start_ns < high)
+        )
+        out.append(
+            (label, "sync_wait", waits.start_ns[mine], waits.end_ns[mine], [WAIT_KINDS[k] for k in waits.kind[mine]])
+        )
     for pair in analysis.rows:
         rows = analysis.rows[pair]
         rows = rows[(ops.end_ns[rows] > low) & (ops.start_ns[rows] < high)]
@@ -72,13 +89,17 @@ def _lanes(analysis: Analysis, low: int, high: int) -> list[tuple[str, str, np.n
             label = f"GPU {pair[1]} stream {stream}"
             for kind, chosen in (("gpu_execute", ops.kind[rows] != COPY), ("copy", ops.kind[rows] == COPY)):
                 mine = rows[(ops.stream[rows] == stream) & chosen]
-                out.append((label, kind, ops.start_ns[mine], ops.end_ns[mine], [trace.names[i] for i in ops.name[mine]]))
+                out.append(
+                    (label, kind, ops.start_ns[mine], ops.end_ns[mine], [trace.names[i] for i in ops.name[mine]])
+                )
         idle = analysis.idle(pair, (low, high))
         out.append((f"GPU {pair[1]} idle", "idle", idle.start_ns, idle.end_ns, [CAUSES[c] for c in idle.cause]))
     return [(lane, kind, start, end, names) for lane, kind, start, end, names in out if len(start)]
 
 
-def _aggregate(start: np.ndarray, end: np.ndarray, names: list[str], gap: int) -> tuple[np.ndarray, np.ndarray, list[str]]:
+def _aggregate(
+    start: np.ndarray, end: np.ndarray, names: list[str], gap: int
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Merge boxes closer than `gap` (start sorted), so that a long window stays a few hundred boxes."""
     if len(start) < 2:
         return start, end, names
@@ -108,18 +129,57 @@ def trace_rows(analysis: Analysis, window: Window | None, variant: str) -> list[
     gap = max(0, (high - low) // MAX_BOXES)
     rows: list[dict[str, Any]] = []
     for lane, kind, start, end, names in _lanes(analysis, low, high):
-        start, end, names = _aggregate(start, end, names, gap if len(start) > MAX_BOXES // 4 else 0)
+        if len(start) > MAX_BOXES // 4:
+            if kind == "idle":  # merging idle intervals over the work between them would overstate idle time
+                seen = np.flatnonzero(end - start >= gap)
+                start, end, names = start[seen], end[seen], [names[i] for i in seen]
+            else:
+                start, end, names = _aggregate(start, end, names, gap)
         for a, b, name in zip(start.tolist(), end.tolist(), names):
-            rows.append({"trace": variant, "lane": lane, "kind": kind, "label": name, "start_us": (a - low) / 1e3,
-                         "end_us": (b - low) / 1e3, "value": None})  # fmt: skip
+            rows.append(
+                {
+                    "trace": variant,
+                    "lane": lane,
+                    "kind": kind,
+                    "label": name,
+                    "start_us": (a - low) / 1e3,
+                    "end_us": (b - low) / 1e3,
+                    "value": None,
+                }
+            )
     for pair in analysis.rows:
         x, y = _thin(analysis.headroom(pair), low, high)
-        rows += [{"trace": variant, "lane": f"GPU {pair[1]}", "kind": "headroom", "label": "", "start_us": a, "end_us": a,
-                  "value": v} for a, v in zip(x.tolist(), y.tolist())]  # fmt: skip
+        rows += [
+            {
+                "trace": variant,
+                "lane": f"GPU {pair[1]}",
+                "kind": "headroom",
+                "label": "",
+                "start_us": a,
+                "end_us": a,
+                "value": v,
+            }
+            for a, v in zip(x.tolist(), y.tolist())
+        ]
         idle = analysis.idle(pair, (low, high))
-        sums = {"window": high - low, "idle": idle.total_ns(), **idle.by_cause_ns(), "waits": int(analysis.waits.counted().sum())}
-        rows += [{"trace": variant, "lane": f"GPU {pair[1]}", "kind": "sum", "label": k, "start_us": 0.0, "end_us": 0.0,
-                  "value": v / (1.0 if k == "waits" else 1e3)} for k, v in sums.items()]  # fmt: skip
+        sums = {
+            "window": high - low,
+            "idle": idle.total_ns(),
+            **idle.by_cause_ns(),
+            "waits": int(analysis.waits.counted().sum()),
+        }
+        rows += [
+            {
+                "trace": variant,
+                "lane": f"GPU {pair[1]}",
+                "kind": "sum",
+                "label": k,
+                "start_us": 0.0,
+                "end_us": 0.0,
+                "value": v / (1.0 if k == "waits" else 1e3),
+            }
+            for k, v in sums.items()
+        ]
     return rows
 
 
@@ -147,8 +207,14 @@ def _draw(rows: list[dict[str, Any]], variants: list[str], title: str):
     from workbench.plotting import COLOURS, draw_lanes, figure
 
     n = len(variants)
-    fig = figure(title, rows=2 * n, height=150 + 330 * n, row_heights=[0.6, 0.4] * n, shared_xaxes="all",
-                 vertical_spacing=0.05 if n > 1 else 0.08)  # fmt: skip
+    fig = figure(
+        title,
+        rows=2 * n,
+        height=150 + 330 * n,
+        row_heights=[0.6, 0.4] * n,
+        shared_xaxes="all",
+        vertical_spacing=0.05 if n > 1 else 0.08,
+    )
     seen: set[str] = set()
     for i, variant in enumerate(variants):
         mine = [r for r in rows if r["trace"] == variant]
@@ -162,34 +228,69 @@ def _draw(rows: list[dict[str, Any]], variants: list[str], title: str):
                 "end": [r["end_us"] for r in boxes],
                 "kind": [r["kind"] for r in boxes],
             },
-            row=2 * i + 1, labels=False, unit="us", seen=seen,
-        )  # fmt: skip
+            row=2 * i + 1,
+            labels=False,
+            unit="us",
+            seen=seen,
+        )
         for lane in dict.fromkeys(r["lane"] for r in mine if r["kind"] == "headroom"):
             points = [r for r in mine if r["kind"] == "headroom" and r["lane"] == lane]
             fig.add_scatter(
-                x=[r["start_us"] for r in points], y=[r["value"] for r in points], mode="lines", name=f"headroom, {lane}",
-                line={"color": COLOURS["headroom"], "width": 1.5}, showlegend="headroom" not in seen,
-                hovertemplate="%{x:.1f} us: %{y:.1f} us queued<extra></extra>", row=2 * i + 2, col=1,
-            )  # fmt: skip
+                x=[r["start_us"] for r in points],
+                y=[r["value"] for r in points],
+                mode="lines",
+                name=f"headroom, {lane}",
+                line={"color": COLOURS["headroom"], "width": 1.5},
+                showlegend="headroom" not in seen,
+                hovertemplate="%{x:.1f} us: %{y:.1f} us queued<extra></extra>",
+                row=2 * i + 2,
+                col=1,
+            )
             seen.add("headroom")
         fig.update_yaxes(title_text="headroom, us", rangemode="tozero", row=2 * i + 2, col=1)
-        if variant:
-            fig.add_annotation(text=f"<b>{html.escape(variant)}</b>", xref="x domain", yref="y domain", x=0, y=1.13, showarrow=False,
-                               xanchor="left", row=2 * i + 1, col=1)  # fmt: skip
-    fig.update_xaxes(title_text="time from the window's start, us", row=2 * n, col=1)
+        if variant and n > 1:
+            fig.add_annotation(
+                text=f"<b>{html.escape(variant)}</b>",
+                xref="x domain",
+                yref="y domain",
+                x=0,
+                y=1.13,
+                showarrow=False,
+                xanchor="left",
+                row=2 * i + 1,
+                col=1,
+            )
+    width = max((r["end_us"] for r in rows), default=0.0)
+    fig.update_xaxes(
+        title_text=f"time from the window's start, us (crowded lanes join boxes closer than {width / MAX_BOXES:.3g} us)",
+        row=2 * n,
+        col=1,
+    )
     return fig
 
 
-def view_arguments(analysis: Analysis, window: Window | None = None, *, title: str = "", badge: str = "") -> dict[str, Any]:
+def view_arguments(
+    analysis: Analysis, window: Window | None = None, *, title: str = "", badge: str = ""
+) -> dict[str, Any]:
     """Keyword arguments of `workbench.widgets.trace_view` for a trace; the table jumps to waits and long idle times."""
     low, high = _window(analysis, window)
     trace, spans = analysis.trace, analysis.trace.spans
     parts = _lanes(analysis, low, high)
     for thread in np.unique(trace.calls.thread[analysis.launches]):
-        rows = np.flatnonzero((spans.thread == thread) & (spans.kind == RANGE) & (spans.end_ns > low) & (spans.start_ns < high))
+        rows = np.flatnonzero(
+            (spans.thread == thread) & (spans.kind == RANGE) & (spans.end_ns > low) & (spans.start_ns < high)
+        )
         if len(rows):
-            parts.insert(0, (f"ranges, thread {trace.threads[thread][1]}", "host_work", spans.start_ns[rows], spans.end_ns[rows],
-                             [trace.names[i] for i in spans.name[rows]]))  # fmt: skip
+            parts.insert(
+                0,
+                (
+                    f"ranges, thread {trace.threads[thread][1]}",
+                    "host_work",
+                    spans.start_ns[rows],
+                    spans.end_ns[rows],
+                    [trace.names[i] for i in spans.name[rows]],
+                ),
+            )
     total = sum(len(p[2]) for p in parts)
     if total > VIEW_EVENTS:
         gap = (high - low) // 20_000
@@ -210,8 +311,15 @@ def view_arguments(analysis: Analysis, window: Window | None = None, *, title: s
         curve = analysis.headroom(pair)
         keep = np.flatnonzero((curve.t_ns >= low) & (curve.t_ns <= high))
         keep = keep[:: max(1, len(keep) // 20_000)]
-        curves.append({"label": f"headroom, GPU {pair[1]}", "unit": "ns", "t_ns": curve.t_ns[keep],
-                       "before": curve.before[keep], "after": curve.after[keep]})  # fmt: skip
+        curves.append(
+            {
+                "label": f"headroom, GPU {pair[1]}",
+                "unit": "ns",
+                "t_ns": curve.t_ns[keep],
+                "before": curve.before[keep],
+                "after": curve.after[keep],
+            }
+        )
     return {
         "title": title or trace.source,
         "badge": badge,
@@ -221,7 +329,7 @@ def view_arguments(analysis: Analysis, window: Window | None = None, *, title: s
         "kinds": kinds,
         "curves": curves,
         "table": _jump_table(analysis, low, high),
-        "caption": "Idle is the time in which no stream of the device works; headroom is submitted, unfinished device time.",
+        "caption": "Idle: no stream of the device works. Headroom: submitted, unfinished device time.",
     }
 
 
@@ -233,7 +341,14 @@ def _jump_table(analysis: Analysis, low: int, high: int) -> dict[str, Any]:
     lines: list[list[str]] = []
     start, end = [], []
     for w in describe_waits(analysis.trace, waits.take(rows), locator):
-        lines.append([f"{(w['start_ns'] - low) / 1e3:.1f} us", f"{w['duration_ns'] / 1e3:.1f} us", w["kind"], w["line"] or w["op"] or ""])
+        lines.append(
+            [
+                f"{(w['start_ns'] - low) / 1e3:.1f} us",
+                f"{w['duration_ns'] / 1e3:.1f} us",
+                w["kind"],
+                w["line"] or w["op"] or "",
+            ]
+        )
         start.append(w["start_ns"])
         end.append(w["start_ns"] + w["duration_ns"])
     for pair in analysis.rows:
@@ -242,12 +357,23 @@ def _jump_table(analysis: Analysis, low: int, high: int) -> dict[str, Any]:
         for i in longest:
             op = int(idle.ended_by[i])
             after = f"before {analysis.trace.names[analysis.trace.ops.name[op]][:60]}" if op >= 0 else ""
-            lines.append([f"{(idle.start_ns[i] - low) / 1e3:.1f} us", f"{(idle.end_ns[i] - idle.start_ns[i]) / 1e3:.1f} us",
-                          f"GPU {pair[1]} idle: {CAUSES[idle.cause[i]]}", after])  # fmt: skip
+            lines.append(
+                [
+                    f"{(idle.start_ns[i] - low) / 1e3:.1f} us",
+                    f"{(idle.end_ns[i] - idle.start_ns[i]) / 1e3:.1f} us",
+                    f"GPU {pair[1]} idle: {CAUSES[idle.cause[i]]}",
+                    after,
+                ]
+            )
             start.append(int(idle.start_ns[i]))
             end.append(int(idle.end_ns[i]))
-    return {"title": "Waits and longest idle intervals", "columns": ["at", "length", "what", "where"], "rows": lines,
-            "start_ns": start, "end_ns": end}  # fmt: skip
+    return {
+        "title": "Waits and longest idle intervals",
+        "columns": ["at", "length", "what", "where"],
+        "rows": lines,
+        "start_ns": start,
+        "end_ns": end,
+    }
 
 
 def sums(result: Result) -> dict[str, dict[str, float]]:
@@ -264,7 +390,9 @@ def accounted(result: Result) -> Check:
     """Every idle interval has a cause, and the causes add up."""
     worst = 0.0
     for mine in sums(result).values():
-        causes = sum(mine[k] for k in ("submission", "sync_blocked", "sync_rebuild", "turnaround", "dependency", "unknown"))
+        causes = sum(
+            mine[k] for k in ("submission", "sync_blocked", "sync_rebuild", "turnaround", "dependency", "unknown")
+        )
         worst = max(worst, abs(causes - mine["idle"]))
     return Check("Idle time by cause adds up to all idle time", worst < 1e-6, f"largest difference {worst:.6f} us")
 
@@ -279,8 +407,13 @@ def prediction_checks(result: Result) -> list[Check]:
     for case, v in cases.items():
         ratio = v["predicted_us"] / v["measured_us"]
         limit = 0.02 if case == "replay, unchanged" else 0.15
-        checks.append(Check(f"What-if ({case}): predicted within {limit:.0%} of measured", abs(ratio - 1) <= limit,
-                            f"predicted {v['predicted_us']:.0f} us, measured {v['measured_us']:.0f} us, ratio {ratio:.3f}"))  # fmt: skip
+        checks.append(
+            Check(
+                f"What-if ({case}): predicted within {limit:.0%} of measured",
+                abs(ratio - 1) <= limit,
+                f"predicted {v['predicted_us']:.0f} us, measured {v['measured_us']:.0f} us, ratio {ratio:.3f}",
+            )
+        )
     return checks
 
 
@@ -294,10 +427,11 @@ def first_look_checks(result: Result) -> list[Check]:
         expected = result.params.blocks * result.params.steps
         checks += [
             Check("Without a host read no wait holds up submission", free["waits"] == 0, f"{free['waits']:.0f} waits"),
-            Check("With one read per block the host waits at least once per block and step", item["waits"] >= expected,
-                  f"{item['waits']:.0f} waits, {expected} blocks"),
+            Check(
+                "With one read per block the host waits at least once per block and step",
+                item["waits"] >= expected,
+                f"{item['waits']:.0f} waits, {expected} blocks",
+            ),
             Check("The GPU idles because of those waits", waited > 0, f"{waited:.1f} us of {item['window']:.1f} us"),
-        ]  # fmt: skip
+        ]
     return checks
-
-

@@ -73,8 +73,15 @@ def measure(params: FirstLookParams, recorder: Any) -> None:
         ordered = sorted(samples)
         pick = lambda q, o=ordered: o[min(len(o) - 1, int(q * len(o)))]  # noqa: E731
         recorder.samples(f"step_us {size} {variant}", samples)
-        recorder.row(size=size, variant=variant, tokens=SIZES[size], step_us_p20=pick(0.2), step_us_p50=pick(0.5),
-                     step_us_p80=pick(0.8), trace=f"{size}_{variant}.json.gz")  # fmt: skip
+        recorder.row(
+            size=size,
+            variant=variant,
+            tokens=SIZES[size],
+            step_us_p20=pick(0.2),
+            step_us_p50=pick(0.5),
+            step_us_p80=pick(0.8),
+            trace=f"{size}_{variant}.json.gz",
+        )
     with tempfile.TemporaryDirectory() as folder:
         for (size, variant), call in calls.items():
             _attach(recorder, f"{size}_{variant}", call, params.steps, Path(folder), scrub, capture)
@@ -91,8 +98,16 @@ def _scrubbed(text: str, scrub: Any) -> str:
     """The trace without identifying text; the digits of its times are kept as written."""
     trace = json.loads(text, parse_float=_Digits)
     for key in list(trace):
-        if key not in ("traceEvents", "schemaVersion", "deviceProperties", "displayTimeUnit", "baseTimeNanoseconds",
-                       "cuda_driver_version", "cuda_runtime_version", "cupti_version"):  # fmt: skip
+        if key not in (
+            "traceEvents",
+            "schemaVersion",
+            "deviceProperties",
+            "displayTimeUnit",
+            "baseTimeNanoseconds",
+            "cuda_driver_version",
+            "cuda_runtime_version",
+            "cupti_version",
+        ):
             del trace[key]
     kept = []
     for event in trace["traceEvents"]:
@@ -102,7 +117,9 @@ def _scrubbed(text: str, scrub: Any) -> str:
             continue
         args = event.get("args")
         if isinstance(args, dict):
-            event["args"] = {k: v for k, v in args.items() if not isinstance(v, str) or k in ("name", "kind", "cuda_sync_kind")}
+            event["args"] = {
+                k: v for k, v in args.items() if not isinstance(v, str) or k in ("name", "kind", "cuda_sync_kind")
+            }
         kept.append(event)
     trace["traceEvents"] = kept
     return _dump(scrub(trace))
@@ -123,6 +140,8 @@ def _relative(name: Any) -> Any:
 
 class _Digits(float):
     """A float that remembers the digits it was written with."""
+
+    text: str
 
     def __new__(cls, text: str):
         self = super().__new__(cls, text)
@@ -174,9 +193,10 @@ def predictions(found: dict[str, Any]) -> list[dict[str, Any]]:
         "replay, unchanged": (measured["item"]["replayed_us"], measured["item"]["measured_us"]),
         "waits removed": (what_if(found["item"], remove_waits=True)["predicted_us"], measured["free"]["measured_us"]),
         "one submission per step": (
-            what_if(found["free"], merge_launches=1_000_000)["predicted_us"], measured["graph"]["measured_us"],
+            what_if(found["free"], merge_launches=1_000_000)["predicted_us"],
+            measured["graph"]["measured_us"],
         ),
-    }  # fmt: skip
+    }
     return [
         {"trace": "what-if", "lane": case, "kind": "sum", "label": what, "start_us": 0.0, "end_us": 0.0, "value": value}
         for case, pair in cases.items()

@@ -1,4 +1,4 @@
-"""Your own trace: headroom, causes of idle time, waits by source line, a sync-free verdict, and what a change would gain."""
+"""Your own trace: headroom, causes of idle time, waits by source line, a verdict, and what a change would gain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class YourTraceParams(Params):
 
     trace: str = param("", "a Kineto trace (.json, .json.gz) or an nsys .sqlite of your own; empty: the recording")
     window: str = param("all", "all, steps, step:N, a range's name, or A:B (ns, or +1ms:+5ms)")
-    idle_threshold_us: float = param(20.0, "longest tolerated submission-bound idle interval", unit="us", min=0.0, max=1e6)
+    idle_threshold_us: float = param(
+        20.0, "longest tolerated submission-bound idle interval", unit="us", min=0.0, max=1e6
+    )
     remove_waits: bool = param(True, "what-if: remove host waits")
     host_scale: float = param(1.0, "what-if: factor on host cost", min=0.0, max=4.0, step=0.05)
     device_scale: float = param(1.0, "what-if: factor on device time", min=0.0, max=4.0, step=0.05)
@@ -36,15 +38,21 @@ def measure(params: YourTraceParams, recorder: Any) -> None:
     from workbench.measure.capture import capture, verify
     from workbench.measure.scrub import scrub
 
-    recorder.set("workload", job="eight bf16 transformer blocks of width 1024 over 256 rows, forward, one .item() per block")
+    recorder.set(
+        "workload", job="eight bf16 transformer blocks of width 1024 over 256 rows, forward, one .item() per block"
+    )
     recorder.set("protocol", timer="torch.profiler", warmup=2, repeats=1, stacks=True)
     step = build(blocks=8, width=1024, tokens=256)
     for name, call in (("with .item()", lambda: step(True)), ("without .item()", lambda: step(False))):
         verdict = verify(call, steps=3, warmup=2, idle_threshold_us=params.idle_threshold_us)
-        recorder.row(loop=name, exit_code=verdict.exit_code, waits=sum(o["count"] for o in verdict.offences),
-                     wait_us=sum(o["total_ns"] for o in verdict.offences) / 1e3,
-                     line=verdict.offences[0]["line"] if verdict.offences else None,
-                     submission_idle=len(verdict.submission_idle))  # fmt: skip
+        recorder.row(
+            loop=name,
+            exit_code=verdict.exit_code,
+            waits=sum(o["count"] for o in verdict.offences),
+            wait_us=sum(o["total_ns"] for o in verdict.offences) / 1e3,
+            line=verdict.offences[0]["line"] if verdict.offences else None,
+            submission_idle=len(verdict.submission_idle),
+        )
     with tempfile.TemporaryDirectory() as folder:
         path = capture(lambda: step(True), Path(folder) / "trace.json", steps=3, warmup=2, stacks=True)
         text = _scrubbed(path.read_text(encoding="utf-8"), scrub)
@@ -73,15 +81,29 @@ def recorded(params: YourTraceParams, recording: Any) -> list[dict[str, Any]]:
     verdict = verify_trace(analysis, window=window, idle_threshold_us=params.idle_threshold_us)
     rows.append(_value("verdict", verdict.as_dict()["verdict"], float(verdict.exit_code)))
     try:
-        answer = what_if(analysis, remove_waits=params.remove_waits, host_scale=params.host_scale, window=window,
-                         device_scale=params.device_scale, merge_launches=params.merge_launches)  # fmt: skip
+        answer = what_if(
+            analysis,
+            remove_waits=params.remove_waits,
+            host_scale=params.host_scale,
+            window=window,
+            device_scale=params.device_scale,
+            merge_launches=params.merge_launches,
+        )
     except TraceError:
         return rows
     return rows + [_value("what-if span", k, answer[k]) for k in ("measured_us", "replayed_us", "predicted_us")]
 
 
 def _value(lane: str, label: str, value: float) -> dict[str, Any]:
-    return {"trace": "what-if", "lane": lane, "kind": "sum", "label": label, "start_us": 0.0, "end_us": 0.0, "value": value}
+    return {
+        "trace": "what-if",
+        "lane": lane,
+        "kind": "sum",
+        "label": label,
+        "start_us": 0.0,
+        "end_us": 0.0,
+        "value": value,
+    }
 
 
 def figure(result: Result):
@@ -101,10 +123,20 @@ def checks(result: Result) -> list[Check]:
     found = [accounted(result), Check("Verdict (a value, not a claim)", None, verdict["label"])]
     if span:
         ratio = span["replayed_us"] / span["measured_us"] if span["measured_us"] else 1.0
-        found.append(Check("Replayed unchanged, the queue model reproduces the measured span within 2 %", abs(ratio - 1) <= 0.02,
-                           f"replayed / measured {ratio:.4f}"))  # fmt: skip
-        found.append(Check("What-if (a value, not a claim)", None,
-                           f"predicted {span['predicted_us']:.1f} us, measured {span['measured_us']:.1f} us"))  # fmt: skip
+        found.append(
+            Check(
+                "Replayed unchanged, the queue model reproduces the measured span within 2 %",
+                abs(ratio - 1) <= 0.02,
+                f"replayed / measured {ratio:.4f}",
+            )
+        )
+        found.append(
+            Check(
+                "What-if (a value, not a claim)",
+                None,
+                f"predicted {span['predicted_us']:.1f} us, measured {span['measured_us']:.1f} us",
+            )
+        )
     return found
 
 
@@ -112,7 +144,7 @@ EXPERIMENT = TraceExperiment(
     slug="your_trace",
     group="tools",
     title="Your own trace: why the GPU waited",
-    claim="A profile tells how far ahead the CPU was, why the GPU waited, which line held the host up, and what a change would gain.",
+    claim="A profile tells how far ahead the CPU was, why the GPU waited, which line held it up, and what a change gains.",
     kind="measured",
     anchor="Section 8.1, Appendix B.5, B.6, Table 51",
     params=YourTraceParams,

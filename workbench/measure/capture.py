@@ -21,6 +21,12 @@ STEP = "ProfilerStep#"
 NO_GPU = "needs a CUDA GPU: torch.cuda.is_available() is False here (a recorded trace can be read anywhere)"
 
 
+def _experimental() -> Any:
+    import torch
+
+    return getattr(torch._C, "_profiler")._ExperimentalConfig  # noqa: B009  (no stub declares it)
+
+
 def require_gpu(what: str) -> None:
     """Raise RuntimeError, naming what needed it, where there is no usable GPU."""
     import torch
@@ -43,14 +49,13 @@ class Recording(AbstractContextManager):
         self._profiler: Any = None
 
     def __enter__(self) -> Recording:
-        import torch
         from torch.profiler import ProfilerActivity, profile
 
         require_gpu("profiling")
         options: dict[str, Any] = {}
         if self.stacks:
             # Without `verbose` Kineto leaves the Python frames out of the exported file.
-            options["experimental_config"] = torch._C._profiler._ExperimentalConfig(verbose=True)
+            options["experimental_config"] = _experimental()(verbose=True)
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], with_stack=self.stacks, **options
         )
@@ -66,9 +71,7 @@ class Recording(AbstractContextManager):
             os.replace(temporary, self.path)
 
 
-def capture(
-    fn: Callable[[], Any], path: str | Path, *, steps: int = 3, warmup: int = 2, stacks: bool = False
-) -> Path:
+def capture(fn: Callable[[], Any], path: str | Path, *, steps: int = 3, warmup: int = 2, stacks: bool = False) -> Path:
     """Run `fn` in named profiler steps after warm-up runs, half of them profiled too, and write the trace.
 
     Raises:

@@ -6,6 +6,7 @@ epoch or relative microseconds with up to three decimals; those do not fit a dou
 
 from __future__ import annotations
 
+import collections
 import gc
 import gzip
 import json
@@ -50,14 +51,21 @@ _INT64 = 1 << 63
 
 _CLASS = {
     "kernel": "kernel",
-    "gpu_memcpy": "copy", "memcpy": "copy",
-    "gpu_memset": "set", "memset": "set",
-    "cuda_runtime": "call", "cuda_driver": "call", "runtime": "call", "driver": "call", "hip_runtime": "call",
-    "cpu_op": "op", "operator": "op",
+    "gpu_memcpy": "copy",
+    "memcpy": "copy",
+    "gpu_memset": "set",
+    "memset": "set",
+    "cuda_runtime": "call",
+    "cuda_driver": "call",
+    "runtime": "call",
+    "driver": "call",
+    "hip_runtime": "call",
+    "cpu_op": "op",
+    "operator": "op",
     "python_function": "python",
     "user_annotation": "range",
     "cuda_sync": "sync",
-}  # fmt: skip
+}
 
 
 _ABSENT = msgspec.Raw(b"")
@@ -236,12 +244,10 @@ def _find_events(stream: BinaryIO, builder: _Builder) -> bytes | None:
 def _last_event_end(block: bytes) -> tuple[int, int] | None:
     """(end of the last complete event, start of the next) in a block; None where the block has no boundary."""
     for reach in (1 << 16, len(block)):
-        last = None
         base = max(0, len(block) - reach)
-        for last in _NEXT_EVENT.finditer(block, base):
-            pass
-        if last is not None:
-            return last.start(), last.end()
+        found = collections.deque(_NEXT_EVENT.finditer(block, base), maxlen=1)
+        if found:
+            return found[0].start(), found[0].end()
         if base == 0:
             break
     return None
@@ -288,7 +294,7 @@ def _repair_block(block: bytes, builder: _Builder, last: bool = False) -> list[_
     starts = [m.end() for m in _EVENT_START.finditer(block)]
     leading = block[: starts[0]].strip(b" \t\r\n,[") if starts else block.strip(b" \t\r\n,[")
     at_end = False
-    for begin, end in zip(starts, starts[1:] + [len(block)]):
+    for begin, end in zip(starts, [*starts[1:], len(block)]):
         piece = block[begin:end]
         final = last and end == len(block)
         event, mended = _salvage(piece)
@@ -462,14 +468,19 @@ class _Builder:
         device = _integers([a.device if a.device is not None else e.pid for a, e in zip(args, events)], self)
         stream = _integers([a.stream if a.stream is not None else e.tid for a, e in zip(args, events)], self)
         columns = {
-            "start_ns": start, "end_ns": end, "name": self._name_ids(events),
+            "start_ns": start,
+            "end_ns": end,
+            "name": self._name_ids(events),
             "kind": np.full(n, kind, np.uint8),
-            "copy_kind": np.zeros(n, np.uint8), "host_memory": np.full(n, UNKNOWN_MEMORY, np.int8),
-            "size_bytes": _integers([a.size for a in args], self), "process": np.full(n, NONE, np.int32),
-            "device": device.clip(-(1 << 31), (1 << 31) - 1).astype(np.int32), "stream": stream,
+            "copy_kind": np.zeros(n, np.uint8),
+            "host_memory": np.full(n, UNKNOWN_MEMORY, np.int8),
+            "size_bytes": _integers([a.size for a in args], self),
+            "process": np.full(n, NONE, np.int32),
+            "device": device.clip(-(1 << 31), (1 << 31) - 1).astype(np.int32),
+            "stream": stream,
             "correlation": _integers([a.correlation for a in args], self),
             "launch": np.full(n, NONE, np.int64),
-        }  # fmt: skip
+        }
         if kind == COPY:
             names = [e.name if isinstance(e.name, str) else "" for e in events]
             columns["copy_kind"] = np.array(
@@ -486,20 +497,31 @@ class _Builder:
         if not events:
             return
         events, start, end = self._times(events)
-        self.chunks["calls"].append({
-            "start_ns": start, "end_ns": end, "name": self._name_ids(events), "kind": np.zeros(len(events), np.uint8),
-            "process": self._process_ids(events), "thread": self._thread_ids(events),
-            "correlation": _integers([e.args.correlation if e.args else None for e in events], self),
-        })  # fmt: skip
+        self.chunks["calls"].append(
+            {
+                "start_ns": start,
+                "end_ns": end,
+                "name": self._name_ids(events),
+                "kind": np.zeros(len(events), np.uint8),
+                "process": self._process_ids(events),
+                "thread": self._thread_ids(events),
+                "correlation": _integers([e.args.correlation if e.args else None for e in events], self),
+            }
+        )
 
     def _add_spans(self, events: list[_Event], kind: int) -> None:
         if not events:
             return
         events, start, end = self._times(events)
-        self.chunks["spans"].append({
-            "start_ns": start, "end_ns": end, "name": self._name_ids(events),
-            "kind": np.full(len(events), kind, np.uint8), "thread": self._thread_ids(events),
-        })  # fmt: skip
+        self.chunks["spans"].append(
+            {
+                "start_ns": start,
+                "end_ns": end,
+                "name": self._name_ids(events),
+                "kind": np.full(len(events), kind, np.uint8),
+                "thread": self._thread_ids(events),
+            }
+        )
 
     def _add_syncs(self, events: list[_Event]) -> None:
         if not events:
@@ -507,16 +529,21 @@ class _Builder:
         events, start, end = self._times(events)
         empty = _Args()
         args = [e.args or empty for e in events]
-        self.chunks["syncs"].append({
-            "start_ns": start, "end_ns": end, "name": self._name_ids(events),
-            "process": np.full(len(events), NONE, np.int32),
-            "device": _integers([a.device if a.device is not None else e.pid for a, e in zip(args, events)], self)
-            .clip(-(1 << 31), (1 << 31) - 1).astype(np.int32),
-            "stream": _integers([a.stream for a in args], self),
-            "correlation": _integers([a.correlation for a in args], self),
-            "wait_stream": _integers([a.wait_stream for a in args], self),
-            "wait_correlation": _integers([a.wait_correlation for a in args], self),
-        })  # fmt: skip
+        self.chunks["syncs"].append(
+            {
+                "start_ns": start,
+                "end_ns": end,
+                "name": self._name_ids(events),
+                "process": np.full(len(events), NONE, np.int32),
+                "device": _integers([a.device if a.device is not None else e.pid for a, e in zip(args, events)], self)
+                .clip(-(1 << 31), (1 << 31) - 1)
+                .astype(np.int32),
+                "stream": _integers([a.stream for a in args], self),
+                "correlation": _integers([a.correlation for a in args], self),
+                "wait_stream": _integers([a.wait_stream for a in args], self),
+                "wait_correlation": _integers([a.wait_correlation for a in args], self),
+            }
+        )
 
     def finish(self) -> Trace:
         calls = table_from_chunks(Calls, self.chunks["calls"])
@@ -535,10 +562,18 @@ class _Builder:
         if not len(ops):
             self.warn("no device operations in this trace")
         return Trace(
-            source=self.source, ops=ops, calls=calls, spans=spans, syncs=syncs, names=names,
-            processes=[_label(p) for p in self.processes], threads=threads, metadata=self.metadata,
-            dropped=self.dropped, warnings=self.warnings,
-        )  # fmt: skip
+            source=self.source,
+            ops=ops,
+            calls=calls,
+            spans=spans,
+            syncs=syncs,
+            names=names,
+            processes=[_label(p) for p in self.processes],
+            threads=threads,
+            metadata=self.metadata,
+            dropped=self.dropped,
+            warnings=self.warnings,
+        )
 
 
 def _label(value: Any) -> int | str:

@@ -14,9 +14,29 @@ from typing import Any
 import numpy as np
 
 from workbench.traces.trace import (
-    COPY, CPU_OP, D2D, D2H, H2D, KERNEL, NONE, OTHER_COPY, PAGEABLE, PINNED, RANGE, SET, UNKNOWN_MEMORY,
-    Calls, DeviceOps, Spans, SyncRecords, Trace, TraceError, freeze_names, resolve_links, table_from_chunks,
-)  # fmt: skip
+    COPY,
+    CPU_OP,
+    D2D,
+    D2H,
+    H2D,
+    KERNEL,
+    NONE,
+    OTHER_COPY,
+    PAGEABLE,
+    PINNED,
+    RANGE,
+    SET,
+    UNKNOWN_MEMORY,
+    Calls,
+    DeviceOps,
+    Spans,
+    SyncRecords,
+    Trace,
+    TraceError,
+    freeze_names,
+    resolve_links,
+    table_from_chunks,
+)
 
 ROWS = 200_000
 _COPY_KIND = {1: H2D, 2: D2H, 8: D2D}
@@ -48,7 +68,9 @@ class _Reader:
     def __init__(self, connection: sqlite3.Connection, source: str) -> None:
         self.db = connection
         self.source = source
-        self.tables = {r[0] for r in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table','view')")}
+        self.tables = {
+            r[0] for r in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table','view')")
+        }
         if not any(t.startswith(("CUPTI_ACTIVITY", "NVTX_EVENTS", "StringIds")) for t in self.tables):
             raise TraceError(f"{source}: a SQLite file without Nsight Systems tables")
         self.names: dict[str, int] = {}
@@ -119,23 +141,38 @@ class _Reader:
         if not len(ops):
             self.warnings.append("no device operations in this export (was it recorded with --trace=cuda?)")
         return Trace(
-            source=self.source, ops=ops, calls=calls, spans=spans, syncs=syncs, names=names,
-            processes=[key & 0xFFFFFF for key in self.processes], threads=threads, metadata=self._metadata(),
-            dropped=self.dropped, warnings=self.warnings,
-        )  # fmt: skip
+            source=self.source,
+            ops=ops,
+            calls=calls,
+            spans=spans,
+            syncs=syncs,
+            names=names,
+            processes=[key & 0xFFFFFF for key in self.processes],
+            threads=threads,
+            metadata=self._metadata(),
+            dropped=self.dropped,
+            warnings=self.warnings,
+        )
 
     def _ops(self, rows: list[Any], kind: int, name: np.ndarray, size: Any = None) -> dict[str, np.ndarray]:
         start, end, device, stream, correlation, process = rows[:6]
         n = len(start)
         return {
-            "start_ns": np.array(start, np.int64), "end_ns": np.array(end, np.int64), "name": name,
-            "kind": np.full(n, kind, np.uint8), "copy_kind": np.zeros(n, np.uint8),
-            "host_memory": np.full(n, UNKNOWN_MEMORY, np.int8), "size_bytes": _ints(size, n),
-            "process": self._process(process), "device": _ints(device, n).astype(np.int32), "stream": _ints(stream, n),
-            "correlation": _ints(correlation, n), "launch": np.full(n, NONE, np.int64),
-        }  # fmt: skip
+            "start_ns": np.array(start, np.int64),
+            "end_ns": np.array(end, np.int64),
+            "name": name,
+            "kind": np.full(n, kind, np.uint8),
+            "copy_kind": np.zeros(n, np.uint8),
+            "host_memory": np.full(n, UNKNOWN_MEMORY, np.int8),
+            "size_bytes": _ints(size, n),
+            "process": self._process(process),
+            "device": _ints(device, n).astype(np.int32),
+            "stream": _ints(stream, n),
+            "correlation": _ints(correlation, n),
+            "launch": np.full(n, NONE, np.int64),
+        }
 
-    _COMMON = ["start", "end", "deviceId", "streamId", "correlationId", "globalPid"]
+    _COMMON = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 
     def _kernels(self) -> Any:
         for rows in self._select("CUPTI_ACTIVITY_KIND_KERNEL", [*self._COMMON, "demangledName", "shortName"]):
@@ -143,7 +180,9 @@ class _Reader:
             yield self._ops(rows, KERNEL, self._text(chosen, "kernel"))
 
     def _copies(self) -> Any:
-        for rows in self._select("CUPTI_ACTIVITY_KIND_MEMCPY", [*self._COMMON, "bytes", "copyKind", "srcKind", "dstKind"]):
+        for rows in self._select(
+            "CUPTI_ACTIVITY_KIND_MEMCPY", [*self._COMMON, "bytes", "copyKind", "srcKind", "dstKind"]
+        ):
             kind = np.array([_COPY_KIND.get(k, OTHER_COPY) for k in rows[7]], np.uint8)
             labels = {H2D: "Memcpy HtoD", D2H: "Memcpy DtoH", D2D: "Memcpy DtoD", OTHER_COPY: "Memcpy"}
             columns = self._ops(rows, COPY, np.array([self._name(labels[int(k)]) for k in kind], np.int32), rows[6])
@@ -157,13 +196,19 @@ class _Reader:
             yield self._ops(rows, SET, np.full(len(rows[0]), self._name("Memset"), np.int32), rows[6])
 
     def _calls(self) -> Any:
-        for rows in self._select("CUPTI_ACTIVITY_KIND_RUNTIME", ["start", "end", "globalTid", "correlationId", "nameId"]):
+        for rows in self._select(
+            "CUPTI_ACTIVITY_KIND_RUNTIME", ["start", "end", "globalTid", "correlationId", "nameId"]
+        ):
             n = len(rows[0])
             yield {
-                "start_ns": np.array(rows[0], np.int64), "end_ns": np.array(rows[1], np.int64),
-                "name": self._text(rows[4], "call"), "kind": np.zeros(n, np.uint8), "process": self._process(rows[2]),
-                "thread": self._thread(rows[2]), "correlation": _ints(rows[3], n),
-            }  # fmt: skip
+                "start_ns": np.array(rows[0], np.int64),
+                "end_ns": np.array(rows[1], np.int64),
+                "name": self._text(rows[4], "call"),
+                "kind": np.zeros(n, np.uint8),
+                "process": self._process(rows[2]),
+                "thread": self._thread(rows[2]),
+                "correlation": _ints(rows[3], n),
+            }
 
     def _nvtx(self) -> Any:
         table = self._find("NVTX_EVENTS")
@@ -183,9 +228,10 @@ class _Reader:
             yield {
                 "start_ns": np.array([rows[0][i] for i in keep], np.int64),
                 "end_ns": np.array([rows[1][i] for i in keep], np.int64),
-                "name": np.array(ids, np.int32), "kind": np.array(kinds, np.uint8),
+                "name": np.array(ids, np.int32),
+                "kind": np.array(kinds, np.uint8),
                 "thread": self._thread([rows[2][i] for i in keep]),
-            }  # fmt: skip
+            }
 
     def _syncs(self) -> Any:
         wanted = ["start", "end", "streamId", "correlationId", "globalPid", "syncType", "eventSyncId", "eventId"]
@@ -194,19 +240,23 @@ class _Reader:
             n = len(rows[0])
             source = [recorded.get((p or 0, s, e), (NONE, NONE)) for p, s, e in zip(rows[4], rows[6], rows[7])]
             yield {
-                "start_ns": np.array(rows[0], np.int64), "end_ns": np.array(rows[1], np.int64),
+                "start_ns": np.array(rows[0], np.int64),
+                "end_ns": np.array(rows[1], np.int64),
                 "name": np.array([self._name(_SYNC_NAME.get(t, "Sync")) for t in rows[5]], np.int32),
                 "process": self._process(rows[4]),
                 "device": np.full(n, NONE, np.int32),  # deviceId of this table is not reliable
                 # a stream is meant only by stream waits and stream syncs; others carry a filler
                 "stream": np.where(np.isin(_ints(rows[5], n), (2, 3)), _streams(rows[2]), NONE),
-                "correlation": _ints(rows[3], n), "wait_stream": np.array([s[0] for s in source], np.int64),
+                "correlation": _ints(rows[3], n),
+                "wait_stream": np.array([s[0] for s in source], np.int64),
                 "wait_correlation": np.array([s[1] for s in source], np.int64),
-            }  # fmt: skip
+            }
 
     def _event_records(self) -> dict[tuple[int, Any, Any], tuple[int, int]]:
         table = self._find("CUPTI_ACTIVITY_KIND_CUDA_EVENT")
-        if table is None or not {"globalPid", "eventSyncId", "eventId", "streamId", "correlationId"} <= self._columns(table):
+        if table is None or not {"globalPid", "eventSyncId", "eventId", "streamId", "correlationId"} <= self._columns(
+            table
+        ):
             return {}
         query = f'SELECT globalPid, eventSyncId, eventId, streamId, correlationId FROM "{table}"'
         return {(p or 0, s, e): (stream, c) for p, s, e, stream, c in self.db.execute(query)}

@@ -116,10 +116,10 @@ def parse_window(trace: Trace, text: str | None) -> Window | None:
     times = [_TIME.match(p) for p in parts]
     if len(parts) != 2 or not all(times):
         raise TraceError(
-            f"window {text!r}: expected all, steps, step:N, the name of a range, or A:B such as 12000:90000 or +1ms:+5ms"
+            f"window {text!r}: expected all, steps, step:N, a range's name, or A:B such as 12000:90000 or +1ms:+5ms"
         )
     origin = int(trace.ops.start_ns.min()) if len(trace.ops) else 0
-    low, high = (_time_ns(m.groups(), origin) for m in times if m)
+    low, high = (_time_ns((m[1], m[2], m[3]), origin) for m in times if m)
     if high <= low:
         raise TraceError(f"window {text!r}: ends before it starts")
     return low, high
@@ -132,14 +132,21 @@ def _time_ns(parts: tuple[str, str, str], origin: int) -> int:
 
 
 def table51(analysis: Analysis, window: Window | None = None) -> list[dict[str, Any]]:
-    """The trace-based rows of Table 51: step time, D2H route-shape wall time, communication exposure; one list of rows."""
+    """The trace-based rows of Table 51: step time, D2H route-shape wall time, communication exposure."""
     trace = analysis.trace
     calls, ops, waits = trace.calls, trace.ops, analysis.waits
     rows: list[dict[str, Any]] = []
     durations = np.array([b - a for _, (a, b) in steps(trace)]) / 1e3
     if len(durations):
-        rows.append({"metric": "step time", "count": len(durations), "median_us": float(np.median(durations)),
-                     "mean_us": float(durations.mean()), "std_us": float(durations.std())})  # fmt: skip
+        rows.append(
+            {
+                "metric": "step time",
+                "count": len(durations),
+                "median_us": float(np.median(durations)),
+                "mean_us": float(durations.mean()),
+                "std_us": float(durations.std()),
+            }
+        )
     for pair in analysis.rows:
         low, high = analysis.window(pair, window)
         idle = analysis.idle(pair, window)
@@ -148,24 +155,32 @@ def table51(analysis: Analysis, window: Window | None = None) -> list[dict[str, 
         chosen &= (waits.end_ns > low) & (waits.start_ns < high)
         picked = np.flatnonzero(chosen)
         caused = (idle.cause == SYNC) & np.isin(idle.wait, picked)
-        rows.append({
-            "metric": "D2H route-shape wall time", "process": trace.process_label(pair[0]), "device": pair[1],
-            "count": len(picked),
-            "wait_us": float((waits.end_ns[picked] - waits.start_ns[picked]).sum()) / 1e3,
-            "launch_gap_us": float(_launch_gaps(analysis, picked).sum()) / 1e3,
-            "gpu_idle_us": float((idle.end_ns - idle.start_ns)[caused].sum()) / 1e3,
-        })  # fmt: skip
+        rows.append(
+            {
+                "metric": "D2H route-shape wall time",
+                "process": trace.process_label(pair[0]),
+                "device": pair[1],
+                "count": len(picked),
+                "wait_us": float((waits.end_ns[picked] - waits.start_ns[picked]).sum()) / 1e3,
+                "launch_gap_us": float(_launch_gaps(analysis, picked).sum()) / 1e3,
+                "gpu_idle_us": float((idle.end_ns - idle.start_ns)[caused].sum()) / 1e3,
+            }
+        )
         mine = analysis.rows[pair]
         is_comm = np.array([bool(_COLLECTIVE.search(n)) for n in trace.names] or [False])[ops.name[mine]]
         is_comm &= ops.kind[mine] == KERNEL
         comm, rest = mine[is_comm], mine[~is_comm]
         busy = union_ns(ops.start_ns[mine], ops.end_ns[mine], low, high)
-        rows.append({
-            "metric": "communication exposure", "process": trace.process_label(pair[0]), "device": pair[1],
-            "count": len(comm),
-            "communication_us": union_ns(ops.start_ns[comm], ops.end_ns[comm], low, high) / 1e3,
-            "exposed_us": (busy - union_ns(ops.start_ns[rest], ops.end_ns[rest], low, high)) / 1e3,
-        })  # fmt: skip
+        rows.append(
+            {
+                "metric": "communication exposure",
+                "process": trace.process_label(pair[0]),
+                "device": pair[1],
+                "count": len(comm),
+                "communication_us": union_ns(ops.start_ns[comm], ops.end_ns[comm], low, high) / 1e3,
+                "exposed_us": (busy - union_ns(ops.start_ns[rest], ops.end_ns[rest], low, high)) / 1e3,
+            }
+        )
     return rows
 
 
@@ -183,14 +198,21 @@ def _launch_gaps(analysis: Analysis, picked: np.ndarray) -> np.ndarray:
 
 
 def rank_skew(traces: list[Trace]) -> list[dict[str, Any]]:
-    """Per rank and step: duration, and how much later than the earliest rank it began (same clock assumed: one host)."""
+    """Per rank and step: duration, and how much later than the earliest rank it began (one clock assumed)."""
     rows: list[dict[str, Any]] = []
     for index, trace in enumerate(traces):
         base = trace.metadata.get("baseTimeNanoseconds")
         base = base if isinstance(base, int) else 0
         for name, (a, b) in steps(trace):
-            rows.append({"rank": trace.rank if trace.rank is not None else index, "source": trace.source, "step": name,
-                         "start_ns": a + base, "duration_ns": b - a})  # fmt: skip
+            rows.append(
+                {
+                    "rank": trace.rank if trace.rank is not None else index,
+                    "source": trace.source,
+                    "step": name,
+                    "start_ns": a + base,
+                    "duration_ns": b - a,
+                }
+            )
     for name in {r["step"] for r in rows}:
         same = [r for r in rows if r["step"] == name]
         first = min(r["start_ns"] for r in same)
@@ -199,5 +221,3 @@ def rank_skew(traces: list[Trace]) -> list[dict[str, Any]]:
             r["start_skew_ns"] = r["start_ns"] - first
             r["duration_skew_ns"] = r["duration_ns"] - shortest
     return rows
-
-

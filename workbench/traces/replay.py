@@ -82,8 +82,10 @@ def to_program(trace: Trace | Analysis, *, window: Window | None = None, process
     mine &= launched < high
     own = np.flatnonzero(mine)
     if analysis.clock_violation[own].any():
-        notes.append(f"{int(analysis.clock_violation[own].sum())} operations start before their launch and are taken as "
-                     "submitted when they start")  # fmt: skip
+        notes.append(
+            f"{int(analysis.clock_violation[own].sum())} operations start before their launch and are taken as "
+            "submitted when they start"
+        )
     inside = linked[own] & (launched[own] >= low)
     launches = np.unique(ops.launch[own[inside]])
     if not len(launches):
@@ -92,7 +94,9 @@ def to_program(trace: Trace | Analysis, *, window: Window | None = None, process
     origin = max(origin, low)
 
     waits = analysis.waits
-    usable = waits.submits & (calls.process[waits.call] == process) & (waits.start_ns >= origin) & (waits.start_ns < high)
+    usable = (
+        waits.submits & (calls.process[waits.call] == process) & (waits.start_ns >= origin) & (waits.start_ns < high)
+    )
     wait_rows = np.flatnonzero(usable)
     d2h_call = np.isin(waits.call[wait_rows], launches)
     typical = _typical_call_ns(analysis, launches, waits.call[wait_rows[d2h_call]])
@@ -118,8 +122,10 @@ def to_program(trace: Trace | Analysis, *, window: Window | None = None, process
     loose = np.flatnonzero(~linked[own] & ~analysis.carry_in[own] & (ops.start_ns[own] >= origin))
     if len(loose):
         _join_previous(step_of_op, loose, own, ops)
-        notes.append(f"{len(loose)} operations without a recorded launch are taken as submitted with the one before them on "
-                     "their stream")  # fmt: skip
+        notes.append(
+            f"{len(loose)} operations without a recorded launch are taken as submitted with the one before them on "
+            "their stream"
+        )
     lead = int((step_of_op < 0).sum())
     if lead:
         notes.append(f"{lead} operations were launched before the window: they are queued from the start")
@@ -131,7 +137,9 @@ def to_program(trace: Trace | Analysis, *, window: Window | None = None, process
     crossed = _crossed(kind, wait, time, waits)
     target[crossed] = NONE
     if crossed.any():
-        notes.append(f"{int(crossed.sum())} waits overlap submissions of another thread: taken as host time, not as waits")
+        notes.append(
+            f"{int(crossed.sum())} waits overlap submissions of another thread: taken as host time, not as waits"
+        )
     after = time.copy()
     waiting = np.flatnonzero((kind == WAIT) & (target >= 0))
     after[waiting] = np.maximum(time[waiting], np.minimum(ops.end_ns[op[target[waiting]]], waits.end_ns[wait[waiting]]))
@@ -150,8 +158,28 @@ def to_program(trace: Trace | Analysis, *, window: Window | None = None, process
     total = np.maximum(ops.end_ns[op] - base, 0)
     overhead = np.clip(ops.start_ns[op] - base, 0, total)
     end = int(max(ops.end_ns[op].max(), after.max()))
-    return Replay(analysis, process, origin, end, kind, cost, time - origin, returned, wait, call, first_op, target, op, lane,
-                  lanes, total - overhead, overhead, starved, dep, notes)  # fmt: skip
+    return Replay(
+        analysis,
+        process,
+        origin,
+        end,
+        kind,
+        cost,
+        time - origin,
+        returned,
+        wait,
+        call,
+        first_op,
+        target,
+        op,
+        lane,
+        lanes,
+        total - overhead,
+        overhead,
+        starved,
+        dep,
+        notes,
+    )
 
 
 def _join_previous(step_of_op: np.ndarray, loose: np.ndarray, own: np.ndarray, ops: Any) -> None:
@@ -303,7 +331,7 @@ def _removed(replay: Replay, which: bool | str) -> np.ndarray:
 def _run(
     replay: Replay, removed: np.ndarray, host_scale: float, device_scale: float, merge: int
 ) -> tuple[int, int, int]:
-    """(makespan, idle, submissions) in ns after a change. Launch latency follows whether an operation finds the queue empty."""
+    """(makespan, idle, submissions) in ns after a change. Launch latency follows the queue's state."""
     changed = bool(removed.any()) or host_scale != 1 or device_scale != 1 or merge > 1
     columns, order = _columns(replay, removed, host_scale, merge)
     core = np.rint(replay.core_ns[order] * device_scale).astype(np.int64)
@@ -352,17 +380,27 @@ def _columns(replay: Replay, removed: np.ndarray, host_scale: float, merge: int)
     cost_ns = np.rint(cost * host_scale).astype(np.int64)
     n, m = len(kind), len(replay.op)
     columns = Columns(
-        kind=kind, thread=np.zeros(n, np.int64), cost=cost_ns, label=[""] * n, first_op=first_op,
-        op_duration=np.zeros(m, np.int64), op_lane=replay.lane, op_label=[""] * m, lanes=replay.lanes,
-        argument=argument, wait_kind=np.full(n, WAIT_OP, np.int64), dep_first=dep_first, dep_op=replay.dep[held],
-    )  # fmt: skip
+        kind=kind,
+        thread=np.zeros(n, np.int64),
+        cost=cost_ns,
+        label=[""] * n,
+        first_op=first_op,
+        op_duration=np.zeros(m, np.int64),
+        op_lane=replay.lane,
+        op_label=[""] * m,
+        lanes=replay.lanes,
+        argument=argument,
+        wait_kind=np.full(n, WAIT_OP, np.int64),
+        dep_first=dep_first,
+        dep_op=replay.dep[held],
+    )
     return columns, np.arange(m)
 
 
 def _merge(
     replay: Replay, kind: np.ndarray, cost: np.ndarray, first_op: np.ndarray, merge: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Groups of successive submissions within a profiler step and between waits become one, at the cost of one launch."""
+    """Groups of successive submissions within a profiler step and between waits become one, for the cost of one."""
     edges = np.array([a - replay.origin_ns for _, (a, _) in profiler_steps(replay.analysis.trace)], np.int64)
     part = np.searchsorted(np.sort(edges), replay.step_time_ns, "right")
     cost, kind, first_op = cost.copy(), kind.copy(), first_op.copy()
@@ -407,12 +445,10 @@ def _measured_idle(replay: Replay) -> int:
     return _idle(replay, np.arange(len(replay.op)), ops.start_ns[replay.op], ops.end_ns[replay.op])
 
 
-def _assumptions(
-    replay: Replay, removed: np.ndarray, host_scale: float, device_scale: float, merge: int
-) -> list[str]:
+def _assumptions(replay: Replay, removed: np.ndarray, host_scale: float, device_scale: float, merge: int) -> list[str]:
     out = [
-        "the submitting threads of the process are one host timeline; time between submissions is host cost and does not "
-        "depend on the device",
+        "the submitting threads of the process are one host timeline; time between submissions is host cost and "
+        "does not depend on the device",
         "operations keep their stream, order and duration; a slower or faster neighbour does not change them",
         "host cost includes what the profiler itself adds",
     ]
@@ -421,15 +457,21 @@ def _assumptions(
         out.append(f"{held} operations wait for the last operation that ended on another stream before them (inferred)")
     changed = removed.any() or host_scale != 1 or device_scale != 1 or merge > 1
     if changed:
-        out.append("an operation that finds its queue empty starts after the measured launch latency, one that was queued after "
-                   "the measured gap between operations; where a change moves it from one to the other, the median applies")  # fmt: skip
+        out.append(
+            "an operation that finds its queue empty starts after the measured launch latency, one that was queued "
+            "after the measured gap between operations; where a change moves it from one to the other, the median applies"
+        )
     if removed.any():
-        out.append(f"{int(removed.sum())} waits are removed with the return of their call; copies they waited for still run")
+        out.append(
+            f"{int(removed.sum())} waits are removed with the return of their call; copies they waited for still run"
+        )
     if host_scale != 1:
         out.append(f"all host cost is scaled by {host_scale:g}, the return from waits included")
     if device_scale != 1:
         out.append(f"all operations take {device_scale:g} of their measured time, copies and collectives included")
     if merge > 1:
-        out.append(f"up to {merge} successive launches between waits and within a profiler step become one submission that costs "
-                   "no more than the median launch; the first of a step keeps its own cost")  # fmt: skip
+        out.append(
+            f"up to {merge} successive launches between waits and within a profiler step become one submission that "
+            "costs no more than the median launch; the first of a step keeps its own cost"
+        )
     return out + replay.notes

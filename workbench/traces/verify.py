@@ -60,8 +60,10 @@ class Verdict:
         lines = [head, *(f"- {r}" for r in self.reasons)]
         for o in self.offences:
             where = o["line"] or o["op"] or o["call"]
-            lines.append(f"  {o['count']} x {o['kind']} at {where}: {o['total_ns'] / 1e3:.1f} us, longest "
-                         f"{o['max_ns'] / 1e3:.1f} us" + (f", in {o['range']}" if o["range"] else ""))  # fmt: skip
+            lines.append(
+                f"  {o['count']} x {o['kind']} at {where}: {o['total_ns'] / 1e3:.1f} us, longest "
+                f"{o['max_ns'] / 1e3:.1f} us" + (f", in {o['range']}" if o["range"] else "")
+            )
         return "\n".join(lines + [f"note: {n}" for n in self.notes])
 
 
@@ -106,8 +108,11 @@ def verify_trace(
         verdict, reasons = None, unknown
     else:
         verdict = True
-        reasons = ["no blocking wait and no submission-bound idle interval above "
-                   f"{idle_threshold_us:g} us" if judge_idle else "no blocking wait"]  # fmt: skip
+        reasons = [
+            f"no blocking wait and no submission-bound idle interval above {idle_threshold_us:g} us"
+            if judge_idle
+            else "no blocking wait"
+        ]
     return Verdict(verdict, reasons, offences, starved, float(idle_threshold_us), window, notes)
 
 
@@ -126,10 +131,21 @@ def _offences(analysis: Analysis, window: Window | None) -> tuple[list[dict[str,
     for i, w in zip(rows, describe_waits(trace, waits.take(rows))):
         call = trace.names[trace.calls.name[waits.call[i]]]
         key = (w["kind"], call, w["line"], w["op"], w["range"])
-        group = groups.setdefault(key, {
-            "kind": w["kind"], "call": call, "line": w["line"], "op": w["op"], "range": w["range"], "count": 0,
-            "total_ns": 0, "max_ns": 0, "gpu_idle_ns": 0, "first_ns": w["start_ns"],
-        })  # fmt: skip
+        group = groups.setdefault(
+            key,
+            {
+                "kind": w["kind"],
+                "call": call,
+                "line": w["line"],
+                "op": w["op"],
+                "range": w["range"],
+                "count": 0,
+                "total_ns": 0,
+                "max_ns": 0,
+                "gpu_idle_ns": 0,
+                "first_ns": w["start_ns"],
+            },
+        )
         group["count"] += 1
         group["total_ns"] += w["duration_ns"]
         group["max_ns"] = max(group["max_ns"], w["duration_ns"])
@@ -148,11 +164,18 @@ def _submission_idle(analysis: Analysis, window: Window | None, threshold_us: fl
             op = int(idle.ended_by[i])
             call = trace.ops.launch[op]
             where = locator.where(int(trace.calls.thread[call]), int(trace.calls.start_ns[call]))
-            out.append({
-                "process": trace.process_label(pair[0]), "device": pair[1], "start_ns": int(idle.start_ns[i]),
-                "duration_ns": int(length[i]), "before": trace.names[trace.ops.name[op]], "line": where.line or None,
-                "op": where.op or None, "range": where.range or None,
-            })  # fmt: skip
+            out.append(
+                {
+                    "process": trace.process_label(pair[0]),
+                    "device": pair[1],
+                    "start_ns": int(idle.start_ns[i]),
+                    "duration_ns": int(length[i]),
+                    "before": trace.names[trace.ops.name[op]],
+                    "line": where.line or None,
+                    "op": where.op or None,
+                    "range": where.range or None,
+                }
+            )
     return sorted(out, key=lambda r: -r["duration_ns"])
 
 
@@ -172,7 +195,11 @@ def _cannot_tell(analysis: Analysis) -> list[str]:
     violations = int(analysis.clock_violation.sum())
     if violations > VIOLATION_SHARE * len(ops):
         why.append(f"{violations} of {len(ops)} operations start before their own launch: clocks disagree")
-    lost = {k: v for k, v in trace.dropped.items() if k in ("damaged_events", "damaged_bytes", "truncated_file", "dropped_records")}
+    lost = {
+        k: v
+        for k, v in trace.dropped.items()
+        if k in ("damaged_events", "damaged_bytes", "truncated_file", "dropped_records")
+    }
     if lost:
         why.append("events were lost while recording or reading: " + ", ".join(f"{k} {v}" for k, v in lost.items()))
     return why

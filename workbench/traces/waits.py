@@ -134,9 +134,7 @@ def _outlived_work(trace: Trace, rows: np.ndarray) -> np.ndarray:
     calls, syncs = trace.calls, trace.syncs
     result = _ended_between(trace, calls.process[rows], calls.start_ns[rows], calls.end_ns[rows])
     if len(syncs):
-        known = {
-            int(c): i for i, c in enumerate(syncs.correlation) if c > 0 and syncs.stream[i] >= 0
-        }
+        known = {int(c): i for i, c in enumerate(syncs.correlation) if c > 0 and syncs.stream[i] >= 0}
         for i, row in enumerate(rows):
             record = known.get(int(calls.correlation[row]))
             if record is None or calls.kind[row] != STREAM_SYNC:
@@ -147,7 +145,6 @@ def _outlived_work(trace: Trace, rows: np.ndarray) -> np.ndarray:
             low = np.searchsorted(ends, calls.start_ns[row], "right")
             result[i] = np.searchsorted(ends, calls.end_ns[row], "right") > low
     return result | (calls.end_ns[rows] - calls.start_ns[rows] >= LONG_CALL_NS)
-
 
 
 def _stream_ends(trace: Trace, process: int, stream: int) -> np.ndarray:
@@ -207,14 +204,16 @@ def describe_waits(trace: Trace, waits: Waits, locator: Locator | None = None) -
     for i in range(len(waits)):
         where = locator.where(int(waits.thread[i]), int(waits.start_ns[i]))
         _, label, _ = trace.threads[waits.thread[i]]
-        rows.append({
-            "kind": WAIT_KINDS[waits.kind[i]],
-            "start_ns": int(waits.start_ns[i]),
-            "duration_ns": int(waits.end_ns[i] - waits.start_ns[i]),
-            "thread": label,
-            "blocking": bool(waits.blocking[i]),
-            "line": where.line or None,
-            "op": where.op or None,
-            "range": where.range or None,
-        })  # fmt: skip
+        rows.append(
+            {
+                "kind": WAIT_KINDS[waits.kind[i]],
+                "start_ns": int(waits.start_ns[i]),
+                "duration_ns": int(waits.end_ns[i] - waits.start_ns[i]),
+                "thread": label,
+                "blocking": bool(waits.blocking[i]),
+                "line": where.line or None,
+                "op": where.op or None,
+                "range": where.range or None,
+            }
+        )
     return rows
