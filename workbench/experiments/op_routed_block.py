@@ -129,7 +129,8 @@ def _steps(params: RoutedBlockParams, tokens: int) -> dict[str, dict[str, Callab
     from moe_kernels.model import DevelopmentModel, TrainStep, development_config, make_optimizer
 
     sequences = 2 if tokens > 1024 else 1
-    batch = [tuple(torch.randint(0, 100352, (sequences, tokens // sequences), device="cuda") for _ in range(2))]
+    shape = (sequences, tokens // sequences)
+    batch = [(torch.randint(0, 100352, shape, device="cuda"), torch.randint(0, 100352, shape, device="cuda"))]
     calls = {}
     for name, variant in VARIANTS.items():
         config = development_config(params.num_experts, shared_mode=variant["shared_mode"])
@@ -177,20 +178,14 @@ def checks(result: Result) -> list[Check]:
 
 def draw(result: Result) -> go.Figure:
     """Draw time per call over tokens for the layer and the model step, p20 to p80 as bars, waits in the labels."""
-    from plotly.subplots import make_subplots
-
-    from workbench.plotting import COLOURS, figure
+    from workbench.plotting import SERIES, figure
 
     panels = [("layer", "forward + backward", "routed block, forward + backward"), ("step", "step", "model step")]
-    colours = {
-        "synchronized": COLOURS["sync_wait"], "synchronized, wait covered": COLOURS["gpu_execute"],
-        "synchronized, host loop": COLOURS["idle"], "rowwise": COLOURS["headroom"],
-    }  # fmt: skip
-    fig = make_subplots(figure=figure("Synchronized against rowwise, eager", height=430), rows=1, cols=2,
-                        subplot_titles=[p[2] for p in panels])  # fmt: skip
+    titles = [panel[2] for panel in panels]
+    fig = figure("Synchronized against rowwise, eager", height=430, cols=2, shared_xaxes=False, subplot_titles=titles)
     table = result.table.to_dicts()
     for column, (level, passes, _) in enumerate(panels, start=1):
-        for path in VARIANTS:
+        for path, colour in zip(VARIANTS, SERIES):
             rows = sorted(
                 (r for r in table if (r["level"], r["pass"], r["path"]) == (level, passes, path)),
                 key=lambda r: r["tokens"],
@@ -202,7 +197,7 @@ def draw(result: Result) -> go.Figure:
                     "array": [(r["time_us_p80"] - r["time_us_p50"]) / 1e3 for r in rows],
                     "arrayminus": [(r["time_us_p50"] - r["time_us_p20"]) / 1e3 for r in rows],
                 },
-                name=path, legendgroup=path, showlegend=column == 1, line={"color": colours[path]},
+                name=path, legendgroup=path, showlegend=column == 1, line={"color": colour},
                 customdata=[(r["waits"], r["launches"]) for r in rows],
                 hovertemplate="%{x} tokens: %{y:.2f} ms<br>%{customdata[0]} host waits, %{customdata[1]} launches",
                 row=1, col=column,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -80,7 +81,7 @@ def development_config(num_experts: int = 128, **block_options) -> ModelConfig:
 
 def small_config(**block_options) -> ModelConfig:
     """Return sizes that a CPU runs in milliseconds: three layers of width 32."""
-    options = {"expert_width": 16, "num_experts": 4, "top_k": 2, "shared_width": 16} | block_options
+    options: dict[str, Any] = {"expert_width": 16, "num_experts": 4, "top_k": 2, "shared_width": 16} | block_options
     return ModelConfig(
         layers=3, width=32, heads=4, kv_heads=2, head_dim=8, dense_width=48, vocabulary=64, max_sequence=64,
         block=BlockConfig(width=32, **options),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -53,7 +54,7 @@ class NvshmemTransport(Transport):
 
         self.device = torch.device(device if device is not None else f"cuda:{torch.cuda.current_device()}")
         torch.cuda.set_device(self.device)
-        self._host_group = host_group if host_group is not None else dist.new_group(backend="gloo")
+        self._host_group: Any = host_group if host_group is not None else dist.new_group(backend="gloo")
         self._device_group = device_group
         self.rank = dist.get_rank(self._host_group)
         self.world_size = dist.get_world_size(self._host_group)

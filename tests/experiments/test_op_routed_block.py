@@ -1,0 +1,72 @@
+"""The routed block's sheet: its claims follow the waits and times of the table, and its figure shows every row."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.experiment import Result, load
+from workbench.experiments.op_routed_block import VARIANTS
+
+polars = pytest.importorskip("polars")
+EXPERIMENT = load("op_routed_block")
+
+
+def rows() -> list[dict]:
+    out = []
+    for level, passes, routed in (("layer", "forward", 1), ("layer", "forward + backward", 1), ("step", "step", 7)):
+        for tokens in (1024, 4096):
+            for path in VARIANTS:
+                slow = 1.0 if path == "rowwise" else 1.5
+                time_us = 1000.0 * slow * tokens / 1024
+                waits = 0 if path == "rowwise" else routed if "host loop" not in path else 40 * routed
+                out.append(
+                    {"level": level, "pass": passes, "path": path, "tokens": tokens, "time_us_p20": 0.9 * time_us,
+                     "time_us_p50": time_us, "time_us_p80": 1.2 * time_us, "waits": waits, "pageable_d2h": 0,
+                     "launches": 100}
+                )  # fmt: skip
+    return out
+
+
+def result(table: list[dict]) -> Result:
+    return Result(experiment=EXPERIMENT, params=EXPERIMENT.params(), source="live", table=polars.DataFrame(table))
+
+
+def holds(table: list[dict]) -> list[bool | None]:
+    return [check.holds for check in result(table).checks]
+
+
+def test_all_claims_hold_on_a_table_that_shows_them():
+    assert holds(rows()) == [True, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "path, column, value, failing",
+    [
+        ("rowwise", "waits", 1, 1),
+        ("rowwise", "pageable_d2h", 1, 1),
+        ("synchronized", "waits", 2, 0),
+        ("synchronized, wait covered", "waits", 0, 0),
+    ],
+)
+def test_a_wait_too_many_or_too_few_fails_its_claim(path, column, value, failing):
+    table = rows()
+    for row in table:
+        if row["path"] == path:
+            row[column] = value
+    assert [i for i, held in enumerate(holds(table)) if held is False] == [failing]
+
+
+def test_one_slower_size_fails_the_speed_claim():
+    table = rows()
+    for row in table:
+        if (row["level"], row["path"], row["tokens"]) == ("step", "rowwise", 4096):
+            row["time_us_p50"] *= 2
+    assert holds(table) == [True, True, True, False]
+
+
+def test_the_figure_shows_every_path_and_size():
+    figure = EXPERIMENT.figure(result(rows()))
+    assert len(figure.data) == 2 * len(VARIANTS)
+    assert all(list(trace.x) == [1024, 4096] for trace in figure.data)
+    step = next(t for t in figure.data if t.name == "synchronized" and t.xaxis == "x2")
+    assert list(step.y) == [1.5, 6.0] and list(step.customdata[0]) == [7, 100]
