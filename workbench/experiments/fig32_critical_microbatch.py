@@ -39,6 +39,8 @@ class CriticalMicrobatchParams(Params):
 
 def model(params: CriticalMicrobatchParams) -> list[dict[str, Any]]:
     """Rows of the schematic: three devices and two ways to submit, no measured value."""
+    import numpy as np
+
     from workbench.models.crossover import SUBMIT_EAGER, SUBMIT_REPLAY, schematic
 
     rows = []
@@ -47,7 +49,7 @@ def model(params: CriticalMicrobatchParams) -> list[dict[str, Any]]:
     ):
         for i in range(33):
             x = max(0.02, curve.limit * i / 32)
-            rows.append(_schematic_row("device", curve.name, x, float(curve.time(x)), curve.limit))
+            rows.append(_schematic_row("device", curve.name, x, float(curve.time(np.asarray(x))), curve.limit))
     for name, cost in (("eager", SUBMIT_EAGER), ("replay", SUBMIT_REPLAY)):
         for x in (0.02, 16.0):
             rows.append(_schematic_row("submit", name, x, cost * params.host_cost, None))
@@ -349,7 +351,7 @@ def _draw_measured(result: Result) -> go.Figure:
     for c in curves(result):
         if c["mode"] == "replay" and not p.replay:
             continue
-        where = {"row": PASSES.index(c["passes"]) + 1, "col": LAYERS.index(c["layer"]) + 1}
+        where: Any = {"row": PASSES.index(c["passes"]) + 1, "col": LAYERS.index(c["layer"]) + 1}
         look = style[c["mode"]]
         for kind, label in (("device", "device"), ("submit", "submission")):
             if kind == "device" and c["mode"] == "replay":
@@ -377,7 +379,7 @@ def _draw_measured(result: Result) -> go.Figure:
     return fig
 
 
-def _mark_crossover(fig: go.Figure, c: dict[str, Any], where: dict[str, int], band: str, ink: str) -> None:
+def _mark_crossover(fig: go.Figure, c: dict[str, Any], where: Any, band: str, ink: str) -> None:
     begins = idle_begins(c["tokens"], [r["idle_share"] for r in c["rows"]])
     if c["tokens"][0] < begins < c["tokens"][-1]:
         fig.add_vrect(x0=c["tokens"][0], x1=begins, fillcolor=band, opacity=0.22, line_width=0, **where)

@@ -50,8 +50,8 @@ class Layers:
         synchronized = DevelopmentModel(sizes, path="synchronized", **common)
         self.width = sizes.width
         self.rope = (rowwise.rope_cos, rowwise.rope_sin)
-        self.pool = rowwise.pool
-        self.layers = {
+        self.pool: Any = rowwise.pool
+        self.layers: dict[str, Any] = {
             "dense": rowwise.layers[0],
             "routed, rowwise": rowwise.layers[1],
             "routed, synchronized": synchronized.layers[1],
@@ -66,21 +66,30 @@ class Layers:
         x = torch.randn(tokens // length, length, self.width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         grad = torch.randn_like(x)
         inputs = [x, *self.layers[name].parameters()]
-        pool, rope = self.pool, self.rope
+        pool, rope, block = self.pool, self.rope, self.layers[name].feed_forward
+
+        def forget() -> None:
+            # Losses of the last forward keep gradient nodes alive, bound to the stream that they first ran on: a
+            # capture on another stream would then be refused.
+            if hasattr(block, "aux_losses"):
+                block.aux_losses = {}
 
         def forward() -> Any:
             out = module(x, rope, 0)
             # The forward of a training step holds its lease for a backward that does not come here.
             pool.release_all()
+            forget()
             return out
 
         def both() -> Any:
-            return torch.autograd.grad(module(x, rope, 0), inputs, grad)
+            gradients = torch.autograd.grad(module(x, rope, 0), inputs, grad)
+            forget()
+            return gradients
 
         call = forward if passes == "forward" else both
         if name != "routed, synchronized":
             return LayerRegion(call, call, forward)
-        exchange = self.layers[name].feed_forward.exchange
+        exchange: Any = block.exchange
 
         def without_wait() -> Any:
             # One rank's split lists are the same in every call, so the lists of an earlier call serve; only the wait

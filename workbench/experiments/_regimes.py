@@ -1,0 +1,244 @@
+"""What one captured microbatch says about the submission regime: spans, waits, blocks ahead, idle, headroom, what-if.
+
+Source: report, Section 8.1 and Appendix B.5 (Figures 74 and 75).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from workbench.traces.idle import Analysis
+
+BINS = 240
+"""Of the utilisation band and the headroom curve."""
+MERGE_NS = 3_000
+"""Device work with smaller gaps is drawn as one box: kernels follow each other within about a microsecond."""
+WAIT_CALL_NS = 3_000
+"""What a synchronise call costs the host where there is nothing to wait for."""
+
+
+def analyse(path: Path, microbatch: str, zoom_blocks: tuple[int, int] = (3, 5)) -> list[dict[str, Any]]:
+    """Return rows about one microbatch of a trace that `workbench.measure.regimes.cut` wrote.
+
+    Times are microseconds from the host's start of the microbatch. Parts: ``block`` (one per forward block), ``lane``
+    (boxes), ``kernel`` (single operations inside the magnified window), ``band`` (busy share and headroom per bin),
+    ``capture`` (one summary).
+    """
+    from workbench.traces.idle import Analysis
+    from workbench.traces.kineto import read_kineto
+    from workbench.traces.ranges import find_ranges
+
+    analysis = Analysis(read_kineto(path))
+    (pair,) = list(analysis.rows)
+    whole = find_ranges(analysis, f"^{microbatch}$")
+    low, host_end = int(whole.host_start_ns[0]), int(whole.host_end_ns[0])
+    forward = _of_microbatch(find_ranges(analysis, r"^block \d+ forward$"), low, host_end)
+    backward = _of_microbatch(find_ranges(analysis, r"^block \d+ backward$"), low, host_end)
+    high = max(r["device_end"] for r in (*forward, *backward))
+    blocks = _block_rows(analysis, pair, forward, low)
+    lanes = _lane_rows(analysis, pair, (low, high), forward, backward)
+    start = forward[zoom_blocks[0]]["device_start"]
+    width = forward[min(zoom_blocks[1], len(forward) - 1)]["device_end"] - start
+    summary = _summary(analysis, pair, (low, high), forward, backward, host_end)
+    summary |= {"zoom_start_us": _us(start - low), "zoom_us": _us(width)}
+    return [*blocks, *lanes, *_band_rows(analysis, pair, (low, high)), summary]
+
+
+def kernels(path: Path, microbatch: str, start_us: float, width_us: float) -> list[dict[str, Any]]:
+    """Return single device operations inside a magnified window, on the clock of `analyse`."""
+    from workbench.traces.idle import Analysis
+    from workbench.traces.kineto import read_kineto
+    from workbench.traces.ranges import find_ranges
+
+    analysis = Analysis(read_kineto(path))
+    ops, names = analysis.trace.ops, analysis.trace.names
+    low = int(find_ranges(analysis, f"^{microbatch}$").host_start_ns[0])
+    a, b = low + int(start_us * 1e3), low + int((start_us + width_us) * 1e3)
+    out = []
+    for i in ((ops.end_ns > a) & (ops.start_ns < b)).nonzero()[0]:
+        kind = "communication" if "nccl" in names[ops.name[i]].lower() else "copy" if ops.kind[i] else "gpu_execute"
+        start, end = max(a, int(ops.start_ns[i])) - low, min(b, int(ops.end_ns[i])) - low
+        label = names[ops.name[i]][:60]
+        out.append({"part": "kernel", "lane": "GPU kernels", "label": label, "kind": kind, "start_us": _us(start),
+                    "end_us": _us(end)})  # fmt: skip
+    return out
+
+
+def _us(ns: Any) -> float:
+    return round(float(ns) / 1e3, 3)
+
+
+def _of_microbatch(table: Any, low: int, high: int) -> list[dict[str, Any]]:
+    rows = [
+        {"name": n, "block": int(n.split()[1]), "host_start": int(a), "host_end": int(b), "device_start": int(c),
+         "device_end": int(d)}
+        for n, a, b, c, d in zip(table.name, table.host_start_ns, table.host_end_ns, table.device_start_ns,
+                                 table.device_end_ns)
+        if low <= a < high and c >= 0
+    ]  # fmt: skip
+    return sorted(rows, key=lambda r: r["host_start"])
+
+
+def _waits_within(analysis: Analysis, start: int, end: int) -> np.ndarray:
+    waits = analysis.waits
+    return (waits.counted() & (waits.start_ns >= start) & (waits.start_ns < end)).nonzero()[0]
+
+
+def _block_rows(analysis: Analysis, pair: Any, forward: list[dict[str, Any]], low: int) -> list[dict[str, Any]]:
+    rows = []
+    for i, block in enumerate(forward):
+        waits = _waits_within(analysis, block["host_start"], block["host_end"])
+        begun = [b["block"] for b in forward if b["device_start"] <= block["host_start"]]
+        following = forward[i + 1]["device_start"] if i + 1 < len(forward) else None
+        idle = 0
+        if following is not None:
+            idle = analysis.idle(pair, (block["device_start"], following)).total_ns()
+        rows.append({
+            "part": "block", "block": block["block"], "waits": len(waits),
+            "wait_us": _us((analysis.waits.end_ns[waits] - analysis.waits.start_ns[waits]).sum()),
+            "ahead": block["block"] - max(begun, default=-1),
+            "host_start_us": _us(block["host_start"] - low), "host_end_us": _us(block["host_end"] - low),
+            "device_start_us": _us(block["device_start"] - low), "device_end_us": _us(block["device_end"] - low),
+            "idle_us": _us(idle),
+        })  # fmt: skip
+    return rows
+
+
+def _merged(start: np.ndarray, end: np.ndarray, gap: int) -> list[tuple[int, int]]:
+    out: list[list[int]] = []
+    for a, b in zip(start.tolist(), end.tolist()):
+        if out and a - out[-1][1] <= gap:
+            out[-1][1] = max(out[-1][1], b)
+        else:
+            out.append([a, b])
+    return [(a, b) for a, b in out]
+
+
+def _lane_rows(
+    analysis: Analysis, pair: Any, window: tuple[int, int], forward: list[Any], backward: list[Any]
+) -> list[dict[str, Any]]:
+    from workbench.traces.idle import CAUSES
+
+    low, high = window
+    calls, ops, waits = analysis.trace.calls, analysis.trace.ops, analysis.waits
+    rows: list[dict[str, Any]] = []
+
+    def box(lane: str, label: str, kind: str, start: int, end: int) -> None:
+        if end > low and start < high:
+            rows.append({"part": "lane", "lane": lane, "label": label, "kind": kind,
+                         "start_us": _us(max(start, low) - low), "end_us": _us(min(end, high) - low)})  # fmt: skip
+
+    counted = waits.counted().nonzero()[0]
+    launches = analysis.launches[(calls.end_ns[analysis.launches] > low) & (calls.start_ns[analysis.launches] < high)]
+    for a, b in _merged(calls.start_ns[launches], calls.end_ns[launches], (high - low) // 400):
+        box("CUDA API", "launches", "cpu_submit", a, b)
+    for i in counted:
+        name = analysis.trace.names[calls.name[waits.call[i]]]
+        box("CUDA API", name, "sync_wait", int(waits.start_ns[i]), int(waits.end_ns[i]))
+    for letter, blocks in (("F", forward), ("B", backward)):
+        for block in blocks:
+            label = f"{letter}{block['block']}"
+            box("CPU blocks", label, "cpu_submit" if letter == "F" else "host_work", block["host_start"],
+                block["host_end"])  # fmt: skip
+            box("GPU blocks", label, "gpu_execute", block["device_start"], block["device_end"])
+    mine = analysis.rows[pair]
+    for a, b in _merged(ops.start_ns[mine], ops.end_ns[mine], MERGE_NS):
+        box("GPU kernels", "kernels", "gpu_execute", a, b)
+    idle = analysis.idle(pair, window)
+    for a, b, cause in zip(idle.start_ns, idle.end_ns, idle.cause):
+        if b - a > MERGE_NS:
+            box("GPU kernels", f"idle: {CAUSES[cause]}", "idle", int(a), int(b))
+    return rows
+
+
+def _band_rows(analysis: Analysis, pair: Any, window: tuple[int, int]) -> list[dict[str, Any]]:
+    import numpy as np
+
+    from workbench.traces.idle import union_ns
+
+    low, high = window
+    ops, mine = analysis.trace.ops, analysis.rows[pair]
+    edges = np.linspace(low, high, BINS + 1).astype(np.int64)
+    curve = analysis.headroom(pair)
+    return [
+        {"part": "band", "start_us": _us(a - low), "end_us": _us(b - low),
+         "busy": round(union_ns(ops.start_ns[mine], ops.end_ns[mine], int(a), int(b)) / (b - a), 4),
+         "headroom_us": _us(curve.at(a))}
+        for a, b in pairwise(edges)
+    ]  # fmt: skip
+
+
+def _summary(
+    analysis: Analysis, pair: Any, window: tuple[int, int], forward: list[Any], backward: list[Any], host_end: int
+) -> dict[str, Any]:
+    low, high = window
+    begin, end = forward[0]["device_start"], forward[-1]["device_end"]
+    idle = analysis.idle(pair, (begin, end))
+    submitted_at = forward[-1]["host_end"]
+    not_begun = sum(b["device_start"] > submitted_at for b in forward)
+    gaps = idle.end_ns - idle.start_ns
+    device_us = _us(high - begin)
+    predicted, shape = without_waits(analysis, pair, begin, high)
+    return {
+        "part": "capture",
+        "forward_us": _us(end - begin), "forward_idle_us": _us(idle.total_ns()),
+        **{f"idle_{cause}_us": _us(ns) for cause, ns in idle.by_cause_ns().items()},
+        "idle_intervals": int((gaps > MERGE_NS).sum()), "longest_idle_us": _us(gaps.max() if len(gaps) else 0),
+        "waits": len(_waits_within(analysis, low, host_end)),
+        "wait_us": _us(sum(analysis.waits.end_ns[i] - analysis.waits.start_ns[i]
+                           for i in _waits_within(analysis, low, host_end))),
+        "submitted_us": _us(host_end - low), "forward_submitted_us": _us(submitted_at - low),
+        "not_begun_at_submission": not_begun, "device_us": device_us,
+        "device_idle_us": _us(analysis.idle(pair, (begin, high)).total_ns()),
+        "predicted_us": _us(predicted), "replayed_us": _us(shape),
+        "backward_blocks": len(backward),
+    }  # fmt: skip
+
+
+def without_waits(analysis: Analysis, pair: Any, begin: int, end: int) -> tuple[int, int]:
+    """Return (device time of [begin, end) replayed without the host's waits, the same replay with them), in ns.
+
+    Host time spent in counted waits is taken out of every later submission, all but the cost of a call that finds
+    nothing to wait for. Device operations keep their durations, their order, their overlap and the gaps that were not
+    the host's; an operation starts when it is submitted and its predecessor lets it.
+    """
+    import numpy as np
+
+    waits = analysis.waits
+    counted = waits.counted().nonzero()[0]
+    saved = np.maximum(waits.end_ns[counted] - waits.start_ns[counted] - WAIT_CALL_NS, 0)
+    before = np.concatenate([[0], np.cumsum(saved)])
+    shift = before[np.searchsorted(waits.start_ns[counted], analysis.submitted, "right")]
+    return (
+        _replay(analysis, pair, analysis.submitted - shift, begin, end),
+        _replay(analysis, pair, analysis.submitted, begin, end),
+    )
+
+
+def _replay(analysis: Analysis, pair: Any, submitted: np.ndarray, begin: int, end: int) -> int:
+    ops = analysis.trace.ops
+    rows = analysis.rows[pair]
+    frontier = new_frontier = previous = new_previous = -(1 << 62)
+    first = last = None
+    for i in rows.tolist():
+        start, stop, known = int(ops.start_ns[i]), int(ops.end_ns[i]), int(submitted[i])
+        if first is None and frontier < 0:
+            new_start = max(start, known)
+        elif start >= frontier:
+            # A gap before an operation that was submitted in time is the device's own and stays.
+            own = start - frontier if int(analysis.submitted[i]) <= frontier else 0
+            new_start = max(known, new_frontier + own)
+        else:
+            new_start = max(known, new_previous + start - previous)
+        new_stop = new_start + stop - start
+        frontier, new_frontier = max(frontier, stop), max(new_frontier, new_stop)
+        previous, new_previous = start, new_start
+        if start >= begin and start < end:
+            first = new_start if first is None else min(first, new_start)
+            last = new_stop if last is None else max(last, new_stop)
+    return 0 if first is None or last is None else last - first
