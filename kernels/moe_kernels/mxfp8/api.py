@@ -253,7 +253,7 @@ def _gemm(
 
 SMALL = 1000
 FAST = 4
-"""Variants of the CUDA kernels: 0 to 11 as listed in cuda.cu's `mx_big_launch`; SMALL + token columns for the small-M kernel."""
+"""Variants of the CUDA kernels: 0 to 8 as listed in cuda.cu's `mx_big_launch`; SMALL + token columns for the small-M kernel."""
 
 
 def choose_variant(M: int, N: int, K: int, E: int, accumulate: str) -> int:
@@ -261,9 +261,7 @@ def choose_variant(M: int, N: int, K: int, E: int, accumulate: str) -> int:
     mean = M / max(E, 1)
     if mean <= SMALL_ROWS_PER_GROUP and K <= 6144:
         return SMALL + next(c for c in (8, 16, 32, 64) if mean <= c)
-    if accumulate == "fast":
-        return 7 if mean >= 256 else 6
-    return 2 if mean >= 256 else 1
+    return 4 if accumulate == "fast" else 1
 
 
 def grouped_gemm(

@@ -3,7 +3,10 @@
 //   mx_rows   one warp per row: bf16 -> canonical MX | folded MX | row-scaled, and canonical MX -> folded
 //   mx_small  weights are the 64-row MMA operand, tokens its NT columns; tokens are folded or quantised in the prologue,
 //             while the weight pipeline is already filling
-//   mx_big    persistent, 128 x BN tiles, one producer warp and two consumer warpgroups, optional 2-CTA multicast
+//   mx_big    persistent, 128 x BN tiles, one producer warp and two consumer warpgroups
+// Programmatic launch: every kernel waits for the grid before it, then releases the next one, so that whatever came before a
+// kernel's predecessor is complete when it starts. Weights and group ends may therefore be read before the wait; no kernel here
+// that releases early writes them (mx_rows releases early only where `release` says that a GEMM of ours follows).
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -32,11 +35,6 @@ __device__ __forceinline__ void bar_expect(uint32_t bar, int bytes) {
 __device__ __forceinline__ void bar_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-__device__ __forceinline__ void bar_arrive_at(uint32_t bar, int cta) {
-    asm volatile(
-        "{\n.reg .b32 ra;\nmapa.shared::cluster.u32 ra, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [ra];\n}" ::"r"(bar), "r"(cta) : "memory");
-}
 __device__ __forceinline__ void bar_wait(uint32_t bar, int parity) {
     asm volatile(
         "{\n.reg .pred p;\nW: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra D;\nbra W;\nD:\n}" ::"r"(bar), "r"(parity)
@@ -47,11 +45,10 @@ __device__ __forceinline__ void tma_load(uint32_t dst, const CUtensorMap* map, i
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(dst), "l"(map),
         "r"(x), "r"(y), "r"(bar) : "memory");
 }
-__device__ __forceinline__ void tma_load_pair(uint32_t dst, const CUtensorMap* map, int x, int y, uint32_t bar) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst),
-        "l"(map), "r"(x), "r"(y), "r"(bar), "h"(static_cast<uint16_t>(3)) : "memory");
+__device__ __forceinline__ void tma_prefetch(const CUtensorMap* map, int x, int y) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
 }
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT>
@@ -65,14 +62,6 @@ __device__ __forceinline__ void named_sync(int id, int threads) { asm volatile("
 __device__ __forceinline__ void fence_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void wait_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void release_next_grid() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-__device__ __forceinline__ int cluster_rank() {
-    uint32_t r;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-    return static_cast<int>(r);
-}
 // K-major operand, 128-byte swizzle: 8-row groups are 1024 bytes apart.
 __device__ __forceinline__ uint64_t descriptor(uint32_t addr) {
     return static_cast<uint64_t>((addr & 0x3FFFF) >> 4) | (uint64_t{1} << 16) | (uint64_t{64} << 32) | (uint64_t{1} << 62);
@@ -208,9 +197,9 @@ __device__ __forceinline__ int convert_row(const void* row, const uint8_t* scale
 }
 
 template <int SRC, int TGT>
-__global__ void __launch_bounds__(256) mx_rows(const void* x, const uint8_t* scales, uint8_t* out, uint8_t* out_scales, int* wide, int M, int K) {
-    release_next_grid();
+__global__ void __launch_bounds__(256) mx_rows(const void* x, const uint8_t* scales, uint8_t* out, uint8_t* out_scales, int* wide, int M, int K, int release) {
     wait_previous_grid();
+    if (release) release_next_grid();
     const int lane = threadIdx.x & 31;
     for (int64_t row = blockIdx.x * 8 + (threadIdx.x >> 5); row < M; row += gridDim.x * 8) {
         int spread;
@@ -263,7 +252,7 @@ struct SmallArgs {
 };
 
 template <int NT, int SRC, bool FOLDED>
-__global__ void __launch_bounds__(288, 1) mx_small(const __grid_constant__ CUtensorMap map_w, const SmallArgs p) {
+__global__ void __launch_bounds__(288, NT <= 32 ? 2 : 1) mx_small(const __grid_constant__ CUtensorMap map_w, const SmallArgs p) {
     extern __shared__ __align__(1024) uint8_t smem[];
     __shared__ Schedule sched;
     __shared__ __align__(8) uint64_t bars[64];
@@ -274,8 +263,14 @@ __global__ void __launch_bounds__(288, 1) mx_small(const __grid_constant__ CUten
     const uint32_t full = smem_addr(bars), empty = full + 32 * 8;
     constexpr int STAGE = 128 * kChunk;
 
-    release_next_grid();
-    if (warp == 0) build_schedule(sched, p.ends, p.E, p.M, NT, (p.N + 127) / 128, lane);
+    const int n_tiles = (p.N + 127) / 128;
+    if (threadIdx.x == 64 && p.early_weights) {
+        // A guess that every group has one token tile brings this CTA's first weights into the L2 while the ends are still read.
+        const int64_t guess = static_cast<int64_t>(p.E) * n_tiles * blockIdx.x / gridDim.x;
+        for (int c = 0; c < min(chunks, p.stages); ++c)
+            tma_prefetch(&map_w, c * kChunk, static_cast<int>(guess / n_tiles) * p.N + static_cast<int>(guess % n_tiles) * 128);
+    }
+    if (warp == 0) build_schedule(sched, p.ends, p.E, p.M, NT, n_tiles, lane);
     if (threadIdx.x == 32) {
         for (int s = 0; s < p.stages; ++s) bar_init(full + s * 8, 1), bar_init(empty + s * 8, 8);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -283,7 +278,6 @@ __global__ void __launch_bounds__(288, 1) mx_small(const __grid_constant__ CUten
     __syncthreads();
     if (!p.early_weights) wait_previous_grid();
 
-    const int n_tiles = (p.N + 127) / 128;
     const int64_t total = sched.units[p.E];
     const int first = static_cast<int>(total * blockIdx.x / gridDim.x), last = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
     int e = 0, stage = 0, phase = 0;
@@ -303,6 +297,7 @@ __global__ void __launch_bounds__(288, 1) mx_small(const __grid_constant__ CUten
         return;
     }
     if (p.early_weights) wait_previous_grid();
+    release_next_grid();
     const int wg = warp >> 2;
     int have = -1;
     for (int u = first; u < last; ++u) {
@@ -318,7 +313,16 @@ __global__ void __launch_bounds__(288, 1) mx_small(const __grid_constant__ CUten
                     *reinterpret_cast<uint2*>(smem + c * NT * kChunk + t * kChunk + unit * 16 + (k & 8)) = bytes;
                 };
                 if constexpr (FOLDED) {
-                    for (int k = lane * 8; k < p.K; k += 256) put(k, *reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(p.x) + row * p.K + k));
+                    // Loads of 2048 elements are in flight at once: one at a time would cost a memory latency each.
+                    for (int base = lane * 8; base < p.K; base += 2048) {
+                        uint2 v[8];
+#pragma unroll
+                        for (int i = 0; i < 8; ++i)
+                            if (base + i * 256 < p.K) v[i] = *reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(p.x) + row * p.K + base + i * 256);
+#pragma unroll
+                        for (int i = 0; i < 8; ++i)
+                            if (base + i * 256 < p.K) put(base + i * 256, v[i]);
+                    }
                     if (lane == 0) tok_exp[t] = p.x_scales[row];
                 } else {
                     int spread;
@@ -383,11 +387,10 @@ struct BigArgs {
     __nv_bfloat16* out;
     int M, N, K, E, early_weights;
 };
-enum Cluster { kAlone = 0, kShareW = 1, kShareA = 2 };
 
-// PROMOTE = 0 leaves all of K in the tensor core's short accumulator; 1 adds every 128 of K in FP32. SUB columns are
-// multiplied at a time, so that the partial sums take SUB / 2 registers; BUFS = 2 lets a part multiply while one is added.
-template <int BN, int SUB, int PROMOTE, int CL, int STAGES, int BUFS>
+// PROMOTE = 0 leaves all of K in the tensor core's short accumulator; p > 0 adds every 128 * p of K in FP32. SUB columns are
+// multiplied at a time, so that the partial sums take SUB / 2 registers.
+template <int BN, int SUB, int PROMOTE, int STAGES, bool STREAM>
 __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_w, const BigArgs p) {
     constexpr int NSUB = BN / SUB, A_BYTES = 128 * kChunk, W_BYTES = BN * kChunk, STAGE = A_BYTES + W_BYTES;
     constexpr int ROW = 64 * 2 + 16;  // staged output row: 64 columns, padded against bank conflicts
@@ -397,181 +400,183 @@ __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtenso
     __shared__ __align__(16) uint8_t col_exp[2][BN];
     const uint32_t ring = smem_addr(smem), full = smem_addr(bars), empty = full + STAGES * 8;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, wg = warp >> 2;
-    const int rank = CL ? cluster_rank() : 0;
     const int n_tiles = (p.N + BN - 1) / BN;
 
-    release_next_grid();
-    if (warp == 0) build_schedule(sched, p.ends, p.E, p.M, CL == kShareW ? 256 : 128, CL == kShareA ? n_tiles / 2 : n_tiles, lane);
+    if (!p.early_weights) wait_previous_grid();
+    if (warp == 0) build_schedule(sched, p.ends, p.E, p.M, 128, n_tiles, lane);
     if (threadIdx.x == 32) {
-        for (int s = 0; s < STAGES; ++s) bar_init(full + s * 8, 1), bar_init(empty + s * 8, CL ? 16 : 8);
+        prefetch_map(&map_a), prefetch_map(&map_w);
+        for (int s = 0; s < STAGES; ++s) bar_init(full + s * 8, 1), bar_init(empty + s * 8, 8);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    if constexpr (CL != kAlone) cluster_sync();
     __syncthreads();
-    if (!p.early_weights) wait_previous_grid();
 
-    const int chunks = (p.K + kChunk - 1) / kChunk;
-    const int total = sched.units[p.E], step = CL ? gridDim.x / 2 : gridDim.x;
+    const int chunks = (p.K + kChunk - 1) / kChunk, total = sched.units[p.E];
     int e = 0, stage = 0, phase = 0;
     const auto locate = [&](int u, int& row0, int& n0) {
         while (u >= sched.units[e + 1]) ++e;
-        const int per = CL == kShareW ? 256 : 128;
-        const int m_units = (sched.start[e + 1] - sched.start[e] + per - 1) / per, r = u - sched.units[e];
-        const int nt = r / m_units, mt = r % m_units;
-        row0 = sched.start[e] + mt * per + (CL == kShareW ? rank * 128 : 0);
-        n0 = (CL == kShareA ? nt * 2 + rank : nt) * BN;
+        const int m_units = (sched.start[e + 1] - sched.start[e] + 127) / 128, r = u - sched.units[e];
+        row0 = sched.start[e] + r % m_units * 128;
+        n0 = r / m_units * BN;
     };
     if (wg == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0) {
-            bool released = !p.early_weights;
-            for (int u = blockIdx.x / (CL ? 2 : 1); u < total; u += step) {
+            int early = 0;
+            if (p.early_weights) {
+                // The first weights are on their way before the rows of the grid before this one are complete.
+                if (blockIdx.x < total) {
+                    int row0, n0;
+                    locate(blockIdx.x, row0, n0);
+                    for (; early < min(chunks, STAGES); ++early) {
+                        bar_expect(full + early * 8, STAGE);
+                        tma_load(ring + early * STAGE + A_BYTES, &map_w, early * kChunk, e * p.N + n0, full + early * 8);
+                    }
+                }
+                wait_previous_grid();
+            }
+            for (int u = blockIdx.x; u < total; u += gridDim.x) {
                 int row0, n0;
                 locate(u, row0, n0);
-                if (!released) wait_previous_grid(), released = true;
                 for (int c = 0; c < chunks; ++c) {
-                    const uint32_t bar = full + stage * 8, a = ring + stage * STAGE, w = a + A_BYTES;
-                    bar_wait(empty + stage * 8, phase ^ 1);
-                    bar_expect(bar, STAGE);
-                    if constexpr (CL == kShareA)
-                        tma_load_pair(a + rank * (A_BYTES / 2), &map_a, c * kChunk, row0 + rank * 64, bar);
-                    else
-                        tma_load(a, &map_a, c * kChunk, row0, bar);
-                    if constexpr (CL == kShareW)
-                        tma_load_pair(w + rank * (W_BYTES / 2), &map_w, c * kChunk, e * p.N + n0 + rank * (BN / 2), bar);
-                    else
-                        tma_load(w, &map_w, c * kChunk, e * p.N + n0, bar);
+                    const uint32_t bar = full + stage * 8, a = ring + stage * STAGE;
+                    if (early > 0) {
+                        --early;
+                    } else {
+                        bar_wait(empty + stage * 8, phase ^ 1);
+                        bar_expect(bar, STAGE);
+                        tma_load(a + A_BYTES, &map_w, c * kChunk, e * p.N + n0, bar);
+                    }
+                    tma_load(a, &map_a, c * kChunk, row0, bar);
                     if (++stage == STAGES) stage = 0, phase ^= 1;
                 }
             }
         }
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        if (p.early_weights) wait_previous_grid();
-        const int g = wg - 1, tid = threadIdx.x & 127;
-        uint8_t* staged = smem + STAGES * STAGE + (warp - 4) * 16 * ROW;
-        const auto release = [&](int s) {
-            if constexpr (CL != kAlone) {
-                if (lane < 2) bar_arrive_at(empty + s * 8, lane);
-            } else {
-                if (lane == 0) bar_arrive(empty + s * 8);
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    if (p.early_weights) wait_previous_grid();
+    release_next_grid();
+    const int g = wg - 1, tid = threadIdx.x & 127;
+    uint8_t* staged = smem + STAGES * STAGE + (warp - 4) * 16 * ROW;
+    const auto release = [&](int s) {
+        if (lane == 0) bar_arrive(empty + s * 8);
+    };
+    const auto advance = [&]() {
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+    };
+    for (int u = blockIdx.x; u < total; u += gridDim.x) {
+        int row0, n0;
+        locate(u, row0, n0);
+        const int end = sched.start[e + 1], wrow = row0 + g * 64 + (warp & 3) * 16;
+        const int r_lo = wrow + (lane >> 2);
+        const int ea0 = r_lo < end ? p.a_exp[r_lo] : 0, ea1 = r_lo + 8 < end ? p.a_exp[r_lo + 8] : 0;
+        uint32_t ew = 0;
+        if (tid < BN / 2 && n0 + 2 * tid < p.N) ew = *reinterpret_cast<const uint16_t*>(p.w_exp + static_cast<int64_t>(e) * p.N + n0 + 2 * tid);
+        float acc[NSUB][SUB / 2];
+        if constexpr (PROMOTE == 0) {
+            static_assert(NSUB == 1, "one part holds all columns");
+            int previous = -1;
+            for (int c = 0; c < chunks; ++c) {
+                bar_wait(full + stage * 8, phase);
+                const uint64_t da = descriptor(ring + stage * STAGE + g * 64 * kChunk), db = descriptor(ring + stage * STAGE + A_BYTES);
+                pin(acc[0]);
+                wgmma_fence();
+#pragma unroll
+                for (int k = 0; k < 4; ++k) Wgmma<SUB>::mma(acc[0], da + 2 * k, db + 2 * k, c + k != 0);
+                wgmma_commit();
+                wgmma_wait<1>();
+                pin(acc[0]);
+                if (previous >= 0) release(previous);
+                previous = stage;
+                advance();
             }
-        };
-        for (int u = blockIdx.x / (CL ? 2 : 1); u < total; u += step) {
-            int row0, n0;
-            locate(u, row0, n0);
-            const int end = sched.start[e + 1], wrow = row0 + g * 64 + (warp & 3) * 16;
-            const int r_lo = wrow + (lane >> 2);
-            const int ea0 = r_lo < end ? p.a_exp[r_lo] : 0, ea1 = r_lo + 8 < end ? p.a_exp[r_lo + 8] : 0;
-            uint32_t ew = 0;
-            if (tid < BN / 2 && n0 + 2 * tid < p.N) ew = *reinterpret_cast<const uint16_t*>(p.w_exp + static_cast<int64_t>(e) * p.N + n0 + 2 * tid);
-            float acc[NSUB][SUB / 2];
-            if constexpr (PROMOTE == 0) {
-                static_assert(NSUB == 1, "one part holds all columns");
-                int previous = -1;
-                for (int c = 0; c < chunks; ++c) {
+            wgmma_wait<0>();
+            pin(acc[0]);
+            release(previous);
+        } else {
+#pragma unroll
+            for (int s = 0; s < NSUB; ++s)
+#pragma unroll
+                for (int i = 0; i < SUB / 2; ++i) acc[s][i] = 0.f;
+            float part[SUB / 2];
+            // The number of stages in a group is a constant: a condition between wgmmas would make the compiler serialise them.
+            const auto group = [&](auto stages_in_group) {
+                constexpr int P = decltype(stages_in_group)::value;
+                uint64_t da[P], db[P];
+                int held[P];
+#pragma unroll
+                for (int j = 0; j < P; ++j) {
+                    held[j] = stage;
+                    da[j] = descriptor(ring + stage * STAGE + g * 64 * kChunk), db[j] = descriptor(ring + stage * STAGE + A_BYTES);
                     bar_wait(full + stage * 8, phase);
-                    const uint64_t da = descriptor(ring + stage * STAGE + g * 64 * kChunk), db = descriptor(ring + stage * STAGE + A_BYTES);
-                    pin(acc[0]);
+                    advance();
+                }
+#pragma unroll
+                for (int s = 0; s < NSUB; ++s) {
+                    pin(part);
                     wgmma_fence();
 #pragma unroll
-                    for (int k = 0; k < 4; ++k) Wgmma<SUB>::mma(acc[0], da + 2 * k, db + 2 * k, c + k != 0);
+                    for (int j = 0; j < P; ++j)
+#pragma unroll
+                        for (int k = 0; k < 4; ++k) Wgmma<SUB>::mma(part, da[j] + 2 * k, db[j] + s * (SUB * kChunk / 16) + 2 * k, j + k != 0);
                     wgmma_commit();
-                    wgmma_wait<1>();
-                    pin(acc[0]);
-                    if (previous >= 0) release(previous);
-                    previous = stage;
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-                wgmma_wait<0>();
-                pin(acc[0]);
-                release(previous);
-            } else {
-#pragma unroll
-                for (int s = 0; s < NSUB; ++s)
-#pragma unroll
-                    for (int i = 0; i < SUB / 2; ++i) acc[s][i] = 0.f;
-                float part[BUFS][SUB / 2];
-                int previous = -1;
-                for (int c = 0; c < chunks; ++c) {
-                    bar_wait(full + stage * 8, phase);
-                    const uint64_t da = descriptor(ring + stage * STAGE + g * 64 * kChunk), db = descriptor(ring + stage * STAGE + A_BYTES);
-#pragma unroll
-                    for (int s = 0; s < NSUB; ++s) {
-                        pin(part[s % BUFS]);
-                        wgmma_fence();
-#pragma unroll
-                        for (int k = 0; k < 4; ++k) Wgmma<SUB>::mma(part[s % BUFS], da + 2 * k, db + s * (SUB * kChunk / 16) + 2 * k, k != 0);
-                        wgmma_commit();
-                        if constexpr (BUFS == 2) {
-                            // The other buffer's product (the last part of the chunk before, when s is 0) is complete here.
-                            wgmma_wait<1>();
-                            pin(part[(s + 1) % BUFS]);
-                            if (s == 0 && previous >= 0) release(previous);
-                            if (s > 0 || c > 0) {
-#pragma unroll
-                                for (int i = 0; i < SUB / 2; ++i) acc[(s + NSUB - 1) % NSUB][i] += part[(s + 1) % BUFS][i];
-                            }
-                        } else {
-                            wgmma_wait<0>();
-                            pin(part[0]);
-                            if (s == NSUB - 1) release(stage);
-#pragma unroll
-                            for (int i = 0; i < SUB / 2; ++i) acc[s][i] += part[0][i];
-                        }
-                    }
-                    previous = stage;
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-                if constexpr (BUFS == 2) {
-                    static_assert(BUFS == 1 || NSUB % 2 == 0, "parts alternate between two buffers");
                     wgmma_wait<0>();
-                    pin(part[1]);
-                    release(previous);
+                    pin(part);
+                    if (s == NSUB - 1) {
 #pragma unroll
-                    for (int i = 0; i < SUB / 2; ++i) acc[NSUB - 1][i] += part[1][i];
-                }
-            }
-            named_sync(1 + g, 128);
-            if (tid < BN / 2) *reinterpret_cast<uint16_t*>(&col_exp[g][2 * tid]) = static_cast<uint16_t>(ew);
-            named_sync(1 + g, 128);
-            const float sa0 = scale_value(ea0), sa1 = scale_value(ea1);
-            const int rows = min(16, end - wrow);
-#pragma unroll
-            for (int piece = 0; piece < BN / 64; ++piece) {
-                __syncwarp();
-#pragma unroll
-                for (int q = 0; q < 4; ++q) {
-                    uint32_t r[4];
-#pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-                        const int c8 = piece * 8 + q * 2 + h;
-                        const float* d = &acc[c8 / (SUB / 8)][c8 % (SUB / 8) * 4];
-                        const uint32_t b = *reinterpret_cast<const uint16_t*>(&col_exp[g][c8 * 8 + (lane & 3) * 2]);
-                        const float s0 = scale_value(b & 255), s1 = scale_value(b >> 8);
-                        const __nv_bfloat162 lo = __floats2bfloat162_rn(d[0] * sa0 * s0, d[1] * sa0 * s1);
-                        const __nv_bfloat162 hi = __floats2bfloat162_rn(d[2] * sa1 * s0, d[3] * sa1 * s1);
-                        r[2 * h] = *reinterpret_cast<const uint32_t*>(&lo);
-                        r[2 * h + 1] = *reinterpret_cast<const uint32_t*>(&hi);
+                        for (int j = 0; j < P; ++j) release(held[j]);
                     }
-                    const uint32_t at = smem_addr(staged + ((lane >> 3 & 1) * 8 + (lane & 7)) * ROW + (q * 2 + (lane >> 4)) * 16);
-                    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                                 : "memory");
-                }
-                __syncwarp();
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const int row = i * 4 + (lane >> 3), col = n0 + piece * 64 + (lane & 7) * 8;
-                    if (row < rows && col < p.N)
-                        *reinterpret_cast<uint4*>(p.out + static_cast<int64_t>(wrow + row) * p.N + col) =
-                            *reinterpret_cast<const uint4*>(staged + row * ROW + (lane & 7) * 16);
+                    for (int i = 0; i < SUB / 2; ++i) acc[s][i] += part[i];
+                }
+            };
+            int c = 0;
+            for (; c + PROMOTE <= chunks; c += PROMOTE) group(std::integral_constant<int, PROMOTE>{});
+            if constexpr (PROMOTE > 1)
+                for (; c < chunks; ++c) group(std::integral_constant<int, 1>{});
+        }
+        named_sync(1 + g, 128);
+        if (tid < BN / 2) *reinterpret_cast<uint16_t*>(&col_exp[g][2 * tid]) = static_cast<uint16_t>(ew);
+        named_sync(1 + g, 128);
+        const float sa0 = scale_value(ea0), sa1 = scale_value(ea1);
+        const int rows = min(16, end - wrow);
+#pragma unroll
+        for (int piece = 0; piece < BN / 64; ++piece) {
+            __syncwarp();
+#pragma unroll
+            for (int q = 0; q < 4; ++q) {
+                uint32_t r[4];
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const int c8 = piece * 8 + q * 2 + h;
+                    const float* d = &acc[c8 / (SUB / 8)][c8 % (SUB / 8) * 4];
+                    const uint32_t b = *reinterpret_cast<const uint16_t*>(&col_exp[g][c8 * 8 + (lane & 3) * 2]);
+                    const float s0 = scale_value(b & 255), s1 = scale_value(b >> 8);
+                    const __nv_bfloat162 lo = __floats2bfloat162_rn(d[0] * sa0 * s0, d[1] * sa0 * s1);
+                    const __nv_bfloat162 hi = __floats2bfloat162_rn(d[2] * sa1 * s0, d[3] * sa1 * s1);
+                    r[2 * h] = *reinterpret_cast<const uint32_t*>(&lo);
+                    r[2 * h + 1] = *reinterpret_cast<const uint32_t*>(&hi);
+                }
+                const uint32_t at = smem_addr(staged + ((lane >> 3 & 1) * 8 + (lane & 7)) * ROW + (q * 2 + (lane >> 4)) * 16);
+                asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                             : "memory");
+            }
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int row = i * 4 + (lane >> 3), col = n0 + piece * 64 + (lane & 7) * 8;
+                if (row < rows && col < p.N) {
+                    const uint4 v = *reinterpret_cast<const uint4*>(staged + row * ROW + (lane & 7) * 16);
+                    uint4* dst = reinterpret_cast<uint4*>(p.out + static_cast<int64_t>(wrow + row) * p.N + col);
+                    if constexpr (STREAM)
+                        __stcs(dst, v);
+                    else
+                        *dst = v;
                 }
             }
         }
     }
-    // A peer must not leave while this CTA still multicasts into it or arrives on its barriers.
-    __syncwarp();
-    if constexpr (CL != kAlone) cluster_sync();
 }
 
 // ---------------------------------------------------------------- host
@@ -607,14 +612,9 @@ int sm_count() {
 }
 
 template <class... P, class... A>
-int launch(void (*kernel)(P...), int grid, int block, int smem, int cluster, bool overlap, void* stream, A... args) {
-    cudaLaunchAttribute at[2];
+int launch(void (*kernel)(P...), int grid, int block, int smem, bool overlap, void* stream, A... args) {
+    cudaLaunchAttribute at[1];
     int n = 0;
-    if (cluster > 1) {
-        at[n].id = cudaLaunchAttributeClusterDimension;
-        at[n].val.clusterDim.x = cluster, at[n].val.clusterDim.y = 1, at[n].val.clusterDim.z = 1;
-        ++n;
-    }
     if (overlap) {
         at[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         at[n].val.programmaticStreamSerializationAllowed = 1;
@@ -627,9 +627,9 @@ int launch(void (*kernel)(P...), int grid, int block, int smem, int cluster, boo
 }
 
 template <int NT, int SRC, bool FOLDED>
-int run_small(const CUtensorMap& map, SmallArgs a, bool overlap, void* stream) {
+int run_small(const CUtensorMap& map, SmallArgs a, int per_sm, bool overlap, void* stream) {
     const int tokens = (a.K + kChunk - 1) / kChunk * NT * kChunk;
-    const int room = 227 * 1024 - 4096 - tokens;
+    const int room = 227 * 1024 / per_sm - 4096 - tokens;
     a.stages = room / (128 * kChunk);
     if (a.stages > 32) a.stages = 32;
     if (a.stages < 2) return -2;
@@ -640,31 +640,29 @@ int run_small(const CUtensorMap& map, SmallArgs a, bool overlap, void* stream) {
         if (rc) return rc;
         granted = smem;
     }
-    return launch(mx_small<NT, SRC, FOLDED>, sm_count(), 288, smem, 1, overlap, stream, map, a);
+    return launch(mx_small<NT, SRC, FOLDED>, sm_count() * per_sm, 288, smem, overlap, stream, map, a);
 }
 
-template <int BN, int SUB, int PROMOTE, int CL, int STAGES, int BUFS>
+template <int BN, int SUB, int PROMOTE, int STAGES, bool STREAM>
 int run_big(const void* a, const void* w, const BigArgs& args, bool overlap, void* stream) {
     CUtensorMap ma, mw;
-    if (int rc = make_map(&ma, a, args.M, args.K, CL == kShareA ? 64 : 128)) return rc;
-    if (int rc = make_map(&mw, w, static_cast<int64_t>(args.E) * args.N, args.K, CL == kShareW ? BN / 2 : BN)) return rc;
-    if (CL == kShareA && ((args.N + BN - 1) / BN) % 2) return -3;
+    if (int rc = make_map(&ma, a, args.M, args.K, 128)) return rc;
+    if (int rc = make_map(&mw, w, static_cast<int64_t>(args.E) * args.N, args.K, BN)) return rc;
     const int smem = STAGES * (128 + BN) * kChunk + 8 * 16 * (64 * 2 + 16);
     static bool granted = false;
     if (!granted) {
-        const int rc = cudaFuncSetAttribute(mx_big<BN, SUB, PROMOTE, CL, STAGES, BUFS>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+        const int rc = cudaFuncSetAttribute(mx_big<BN, SUB, PROMOTE, STAGES, STREAM>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
         if (rc) return rc;
         granted = true;
     }
-    const int grid = CL ? sm_count() / 2 * 2 : sm_count();
-    return launch(mx_big<BN, SUB, PROMOTE, CL, STAGES, BUFS>, grid, 384, smem, CL ? 2 : 1, overlap, stream, ma, mw, args);
+    return launch(mx_big<BN, SUB, PROMOTE, STAGES, STREAM>, sm_count(), 384, smem, overlap, stream, ma, mw, args);
 }
 
 template <int SRC, int TGT>
-int run_rows(const void* x, const void* s, void* out, void* os, int* wide, int M, int K, bool overlap, void* stream) {
+int run_rows(const void* x, const void* s, void* out, void* os, int* wide, int M, int K, bool overlap, bool release, void* stream) {
     const int grid = (M + 7) / 8 < sm_count() * 8 ? (M + 7) / 8 : sm_count() * 8;
-    return launch(mx_rows<SRC, TGT>, grid, 256, 0, 1, overlap, stream, x, static_cast<const uint8_t*>(s), static_cast<uint8_t*>(out),
-                  static_cast<uint8_t*>(os), wide, M, K);
+    return launch(mx_rows<SRC, TGT>, grid, 256, 0, overlap, stream, x, static_cast<const uint8_t*>(s), static_cast<uint8_t*>(out),
+                  static_cast<uint8_t*>(os), wide, M, K, release ? 1 : 0);
 }
 
 }  // namespace
@@ -672,20 +670,22 @@ int run_rows(const void* x, const void* s, void* out, void* os, int* wide, int M
 extern "C" {
 
 // source: 0 canonical MX, 1 bf16 floor, 2 bf16 rceil; target: 0 canonical, 1 folded, 2 row-scaled. wide may be null.
-int mx_rows_launch(const void* x, const void* s, void* out, void* os, int* wide, int M, int K, int source, int target, int overlap, void* stream) {
+int mx_rows_launch(const void* x, const void* s, void* out, void* os, int* wide, int M, int K, int source, int target, int flags, void* stream) {
+    const bool overlap = flags & 1, release = flags & 2;
     switch (source * 3 + target) {
-        case 1: return run_rows<kMx, kFolded>(x, s, out, os, wide, M, K, overlap, stream);
-        case 3: return run_rows<kBf16Floor, kCanonical>(x, s, out, os, wide, M, K, overlap, stream);
-        case 4: return run_rows<kBf16Floor, kFolded>(x, s, out, os, wide, M, K, overlap, stream);
-        case 5: return run_rows<kBf16Floor, kRowScaled>(x, s, out, os, wide, M, K, overlap, stream);
-        case 6: return run_rows<kBf16Rceil, kCanonical>(x, s, out, os, wide, M, K, overlap, stream);
-        case 7: return run_rows<kBf16Rceil, kFolded>(x, s, out, os, wide, M, K, overlap, stream);
-        case 8: return run_rows<kBf16Rceil, kRowScaled>(x, s, out, os, wide, M, K, overlap, stream);
+        case 1: return run_rows<kMx, kFolded>(x, s, out, os, wide, M, K, overlap, release, stream);
+        case 3: return run_rows<kBf16Floor, kCanonical>(x, s, out, os, wide, M, K, overlap, release, stream);
+        case 4: return run_rows<kBf16Floor, kFolded>(x, s, out, os, wide, M, K, overlap, release, stream);
+        case 5: return run_rows<kBf16Floor, kRowScaled>(x, s, out, os, wide, M, K, overlap, release, stream);
+        case 6: return run_rows<kBf16Rceil, kCanonical>(x, s, out, os, wide, M, K, overlap, release, stream);
+        case 7: return run_rows<kBf16Rceil, kFolded>(x, s, out, os, wide, M, K, overlap, release, stream);
+        case 8: return run_rows<kBf16Rceil, kRowScaled>(x, s, out, os, wide, M, K, overlap, release, stream);
         default: return -4;
     }
 }
 
-// source: 0 canonical MX, 1 bf16 floor, 2 bf16 rceil, 3 folded. columns: token columns of a tile (8, 16, 32, 64).
+// source: 0 canonical MX, 1 bf16 floor, 2 bf16 rceil, 3 folded. columns: token columns of a tile (8, 16, 32, 64) + 100 for two
+// blocks an SM.
 int mx_small_launch(const void* x, const void* xs, const void* w, const void* we, const void* ends, void* out, int M, int N, int K, int E, int source,
                     int columns, int flags, void* stream) {
     if (E > kMaxExperts) return -5;
@@ -696,13 +696,13 @@ int mx_small_launch(const void* x, const void* xs, const void* w, const void* we
     const bool overlap = flags & 1;
 #define SMALL(NT)                                                                             \
     switch (source) {                                                                         \
-        case 0: return run_small<NT, kMx, false>(map, a, overlap, stream);                    \
-        case 1: return run_small<NT, kBf16Floor, false>(map, a, overlap, stream);             \
-        case 2: return run_small<NT, kBf16Rceil, false>(map, a, overlap, stream);             \
-        case 3: return run_small<NT, kMx, true>(map, a, overlap, stream);                     \
+        case 0: return run_small<NT, kMx, false>(map, a, columns / 100 + 1, overlap, stream);                    \
+        case 1: return run_small<NT, kBf16Floor, false>(map, a, columns / 100 + 1, overlap, stream);             \
+        case 2: return run_small<NT, kBf16Rceil, false>(map, a, columns / 100 + 1, overlap, stream);             \
+        case 3: return run_small<NT, kMx, true>(map, a, columns / 100 + 1, overlap, stream);                     \
         default: return -4;                                                                   \
     }
-    switch (columns) {
+    switch (columns % 100) {
         case 8: SMALL(8)
         case 16: SMALL(16)
         case 32: SMALL(32)
@@ -721,18 +721,15 @@ int mx_big_launch(const void* a, const void* ae, const void* w, const void* we, 
 #define BIG(ID, ...) \
     case ID: return run_big<__VA_ARGS__>(a, w, args, overlap, stream);
     switch (variant) {
-        BIG(0, 128, 128, 1, kAlone, 6, 1)
-        BIG(1, 256, 128, 1, kAlone, 4, 1)
-        BIG(2, 256, 128, 1, kShareW, 4, 1)
-        BIG(3, 256, 128, 1, kShareA, 4, 1)
-        BIG(4, 192, 96, 1, kShareW, 5, 2)
-        BIG(5, 192, 96, 1, kShareA, 5, 2)
-        BIG(6, 256, 256, 0, kAlone, 4, 1)
-        BIG(7, 256, 256, 0, kShareW, 4, 1)
-        BIG(8, 256, 256, 0, kShareA, 4, 1)
-        BIG(9, 192, 192, 1, kShareW, 5, 1)
-        BIG(10, 256, 64, 1, kShareW, 4, 2)
-        BIG(11, 128, 128, 1, kShareW, 6, 1)
+        BIG(0, 128, 128, 1, 6, false)
+        BIG(1, 256, 128, 1, 4, false)
+        BIG(2, 256, 128, 2, 4, false)
+        BIG(3, 256, 128, 1, 4, true)
+        BIG(4, 256, 256, 0, 4, false)
+        BIG(5, 256, 256, 0, 4, true)
+        BIG(6, 192, 192, 1, 5, false)
+        BIG(7, 192, 192, 2, 5, false)
+        BIG(8, 192, 96, 2, 5, false)
         default: return -4;
     }
 #undef BIG
