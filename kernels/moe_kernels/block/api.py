@@ -40,7 +40,8 @@ class RoutedBlock(nn.Module):
         seed: of the initial weights, drawn per expert: a rank's share is equal to the same experts elsewhere.
 
     Attributes:
-        aux_losses: `lbl` and `z` of the last forward, mean over the hosted ranks, with gradients.
+        aux_losses: `lbl` and `z` of the last forward, mean over the hosted ranks, with gradients. They keep that
+            forward's graph alive: detach or clear them once used, in any case before a CUDA graph capture.
     """
 
     def __init__(
@@ -133,6 +134,8 @@ class RoutedBlock(nn.Module):
             raise ValueError(f"x: [tokens, {self.config.width}] expected, got {tuple(x.shape)}")
         if x.shape[0] % len(self.hosted):
             raise ValueError(f"{x.shape[0]} tokens do not split evenly over {len(self.hosted)} hosted ranks")
+        if len(self.hosted) == 1:
+            return self.forward_ranks([x], microbatch)[0]
         return torch.cat(self.forward_ranks(x.tensor_split(len(self.hosted)), microbatch))
 
     def forward_ranks(self, x_TD: Sequence[torch.Tensor], microbatch: int = 0) -> list[torch.Tensor]:

@@ -231,6 +231,8 @@ class DevelopmentModel(nn.Module):
                 loss = loss + self.config.lbl_coefficient * block.aux_losses["lbl"]
             if self.config.z_coefficient:
                 loss = loss + self.config.z_coefficient * block.aux_losses["z"]
+            # A kept graph would keep its leaves' gradient nodes, and the stream they were made on, into the next step.
+            block.aux_losses = {name: value.detach() for name, value in block.aux_losses.items()}
         return loss
 
 

@@ -37,7 +37,7 @@ class VirtualTransport(Transport):
 
     def all_gather_counts(self, counts_E: Sequence[torch.Tensor]) -> torch.Tensor:
         self._check_counts(counts_E)
-        return torch.stack(tuple(counts_E))
+        return torch.stack(tuple(counts_E)) if self.world_size > 1 else counts_E[0][None]
 
     def all_gather_host(self, values: Sequence[int]) -> list[int]:
         return list(values)
