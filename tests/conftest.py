@@ -1,4 +1,4 @@
-"""Fixtures and collection rules of the whole suite; standard library and pytest only (it also runs on bare GPU machines)."""
+"""Fixtures and collection rules of the whole suite; standard library and pytest only: bare GPU machines run it too."""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ LABELS: dict[str, str] = {
     "headroom": "headroom",
     "report": "report",
 }
+LIGHT = {"host_work", "copy", "communication"}
 PATTERNS: dict[str, str] = {"idle": "/", "sync_wait": "x"}
 SOURCE_COLOURS: dict[str, str] = {"model": "#767676", "recorded": "#0072B2", "live": "#00795A", "report": "#8A5A83"}
 SERIES: tuple[str, ...] = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#767676")
@@ -81,7 +82,11 @@ def template() -> go.layout.Template:
             "hovermode": "closest",
             "hoverlabel": {"font": {"family": MONO}},
             "bargap": 0.15,
-        }
+        },
+        data={
+            kind: [{"error_x": {"color": INK, "thickness": 1}, "error_y": {"color": INK, "thickness": 1}}]
+            for kind in ("bar", "scatter")
+        },
     )
 
 
@@ -132,7 +137,7 @@ def draw_lanes(
     seen = set() if seen is None else seen
     lane, label, start, end, kind = (list(boxes[c]) for c in ("lane", "label", "start", "end", "kind"))
     order = list(lanes) if lanes is not None else list(dict.fromkeys(lane))
-    where = {"row": row, "col": 1} if row is not None else {}
+    where: dict[str, Any] = {"row": row, "col": 1} if row is not None else {}
     for k in dict.fromkeys(kind):
         at = [i for i, v in enumerate(kind) if v == k]
         colour = COLOURS[k]
@@ -154,7 +159,7 @@ def draw_lanes(
                 text=[str(label[i]) for i in at] if labels and not idle else None,
                 textposition="inside",
                 insidetextanchor="middle",
-                insidetextfont={"color": "white"},
+                insidetextfont={"color": "#1b1b1b" if k in LIGHT else "white"},
                 textangle=0,
                 constraintext="inside",
                 customdata=[(str(label[i]), float(end[i])) for i in at],

@@ -101,7 +101,7 @@ def api_costs(result: Result) -> list[dict[str, Any]]:
 def checks(result: Result) -> list[Check]:
     """The equation's form: linear in launches, every term positive, framework beside the launch itself."""
     f = fit(result)
-    at = dict(zip(TERMS, zip(f.coefficients, f.low, f.high)))
+    at: dict[str, tuple[float, float, float]] = dict(zip(TERMS, zip(f.coefficients, f.low, f.high)))
 
     def text(term: str) -> str:
         return "{:.2f} us ({:.2f} to {:.2f})".format(*at[term])

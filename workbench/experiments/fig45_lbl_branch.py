@@ -212,10 +212,10 @@ def draw(result: Result) -> go.Figure:
             pad = 0.08 * (high - low)
             fig.update_yaxes(range=[low - pad, high + pad], row=row, col=1)
         for name, (first, last) in zip(("early", "late"), windows(table, result.params)):
-            fig.add_vrect(
-                x0=first, x1=last, fillcolor="rgba(128,128,128,0.14)", line_width=0, row=row, col=1,
-                annotation_text=name if row == 1 else None, annotation_position="top left",
-            )  # fmt: skip
+            band: dict[str, Any] = {"x0": first, "x1": last, "row": row, "col": 1, "line_width": 0}
+            if row == 1:
+                band |= {"annotation_text": name, "annotation_position": "top left"}
+            fig.add_vrect(fillcolor="rgba(128,128,128,0.14)", **band)
     fig.update_xaxes(title="optimizer step", row=len(panels), col=1)
     return fig
 

@@ -146,7 +146,7 @@ def launches(call: Call) -> int:
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiled:
         call()
         torch.cuda.synchronize()
-    return sum(1 for event in profiled.events() if event.device_type == torch.autograd.DeviceType.CUDA)
+    return sum(1 for event in profiled.events() or [] if event.device_type == torch.autograd.DeviceType.CUDA)
 
 
 def copy_bandwidth_GBps(size_bytes: int = 1 << 30, repeats: int = 20) -> float:

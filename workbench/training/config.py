@@ -103,7 +103,8 @@ class RunConfig:
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := set(values) - known:
             raise ValueError(f"run configuration: unknown fields {', '.join(sorted(unknown))}")
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**plain)
 
 
 TINY: dict[str, Any] = {
