@@ -352,6 +352,7 @@ def main() -> int:
     Path(options.out).mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    os.environ.setdefault("NVSHMEM_SYMMETRIC_SIZE", str(24 << 30))
     if "RANK" in os.environ:
         ranks = int(os.environ["WORLD_SIZE"])
         options.experts = options.experts or 16 * ranks
