@@ -262,7 +262,7 @@ def _draw(rows: list[dict[str, Any]], variants: list[str], title: str):
             )
     width = max((r["end_us"] for r in rows), default=0.0)
     fig.update_xaxes(
-        title_text=f"time from the window's start, us (crowded lanes join boxes closer than {width / MAX_BOXES:.3g} us)",
+        title_text=f"time from the window's start, us (crowded lanes join boxes under {width / MAX_BOXES:.3g} us)",
         row=2 * n,
         col=1,
     )

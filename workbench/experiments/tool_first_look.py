@@ -13,7 +13,7 @@ from typing import Any
 from workbench.experiment import Check, Params, Result, param
 from workbench.experiments._traces import TraceExperiment
 
-RECORDING = None
+RECORDING = "2026-11-29_h200_a25dca8"
 VARIANTS = ("free", "item", "graph")
 LABELS = {"free": "without .item()", "item": "with .item()"}
 SIZES = {"short": 256, "long": 8192}
@@ -24,7 +24,7 @@ class FirstLookParams(Params):
     """The recorded job is ours: a loop of eight bf16 transformer blocks, short (256 rows) and long (8192 rows)."""
 
     trace: str = param("", "a Kineto trace of your own (.json, .json.gz) or an nsys .sqlite; empty: the recording")
-    size: str = param("short", "which recorded loop is drawn", choices=tuple(SIZES))
+    size: str = param("short", "which recorded loop is drawn", choices=tuple(SIZES), analysis=True)
     blocks: int = param(8, "transformer blocks in the recorded loop", min=1, max=64)
     width: int = param(1024, "model width of the recorded loop", min=64, max=8192)
     steps: int = param(4, "profiled steps", min=1, max=32)
@@ -130,6 +130,8 @@ def _relative(name: Any) -> Any:
     if not isinstance(name, str) or "): " not in name or "/" not in name:
         return name
     path, rest = name.split("(", 1)
+    if not path.startswith("/"):
+        return name
     for root in ("site-packages/", "dist-packages/", "/lib/python3", "workbench/"):
         at = path.rfind(root)
         if at >= 0:

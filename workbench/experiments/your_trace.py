@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,30 @@ def measure(params: YourTraceParams, recorder: Any) -> None:
         path = capture(lambda: step(True), Path(folder) / "trace.json", steps=3, warmup=2, stacks=True)
         text = _scrubbed(path.read_text(encoding="utf-8"), scrub)
     recorder.attach(FILE, gzip.compress(text.encode(), 9, mtime=0))
+    notebook = _headroom_notebook()
+    if notebook is not None:
+        recorder.attach("headroom.ipynb", json.dumps(scrub(notebook)))
+
+
+CELLS = (
+    "%load_ext workbench",
+    "from workbench.measure.block_loop import build\n\nstep = build(blocks=8, width=1024, tokens=256)",
+    "%%headroom -n 3 -w 2 --stacks\nstep(True)",
+    "%%headroom -n 3 -w 2\nstep(False)",
+)
+
+
+def _headroom_notebook() -> dict[str, Any] | None:
+    """A notebook that uses `%%headroom`, executed headlessly here; None where no notebook software is installed."""
+    try:
+        import nbformat
+        from nbclient import NotebookClient
+    except ImportError:
+        return None
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in CELLS])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    return notebook
 
 
 def open_trace(params: YourTraceParams, recording: Any):
@@ -144,7 +169,7 @@ EXPERIMENT = TraceExperiment(
     slug="your_trace",
     group="tools",
     title="Your own trace: why the GPU waited",
-    claim="A profile tells how far ahead the CPU was, why the GPU waited, which line held it up, and what a change gains.",
+    claim="A profile tells how far ahead the CPU was, why the GPU waited, at which line, and what a change gains.",
     kind="measured",
     anchor="Section 8.1, Appendix B.5, B.6, Table 51",
     params=YourTraceParams,

@@ -57,7 +57,10 @@ class Recording(AbstractContextManager):
             # Without `verbose` Kineto leaves the Python frames out of the exported file.
             options["experimental_config"] = _experimental()(verbose=True)
         self._profiler = profile(
-            activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], with_stack=self.stacks, **options
+            activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
+            with_stack=self.stacks,
+            acc_events=True,
+            **options,
         )
         self._profiler.__enter__()
         return self

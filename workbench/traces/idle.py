@@ -176,7 +176,7 @@ class Analysis:
             rows = here[is_sync]
             cause[rows] = SYNC
             wait[rows] = candidate[is_sync]
-            waited = _cumulative(waits.start_ns[mine], waits.end_ns[mine])
+            waited = time_inside(waits.start_ns[mine], waits.end_ns[mine])
             blocked[rows] = waited(end[rows]) - waited(begin[rows])
         return cause, blocked, wait
 
@@ -241,7 +241,7 @@ def headroom_curve(submitted: np.ndarray, start: np.ndarray, end: np.ndarray) ->
     return Headroom(t, after - jump, after)
 
 
-def _cumulative(start: np.ndarray, end: np.ndarray):
+def time_inside(start: np.ndarray, end: np.ndarray):
     """Total time inside disjoint sorted spans up to t, as a function."""
     before = np.concatenate([[0], np.cumsum(end - start)])
 

@@ -12,13 +12,13 @@ import gzip
 import json
 import re
 import zlib
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
 
+from workbench.traces.digits import parse_us
 from workbench.traces.trace import (
     COPY,
     CPU_OP,
@@ -114,60 +114,6 @@ def read_kineto(path: str | Path) -> Trace:
         if was_enabled:
             gc.enable()
     return builder.finish()
-
-
-def parse_us(raws: list[Any]) -> np.ndarray:
-    """Nanoseconds (int64) of JSON numbers in microseconds, from their digits; unusable ones become int64 minimum."""
-    n = len(raws)
-    bad = np.iinfo(np.int64).min
-    if not n:
-        return np.empty(0, np.int64)
-    text = np.frombuffer(b",".join(raws) + b",", np.uint8)
-    ends = np.flatnonzero(text == 44)
-    if len(ends) != n:
-        return np.array([_slow_us(bytes(r)) for r in raws], np.int64)
-    starts = np.concatenate(([0], ends[:-1] + 1))
-    value = text - np.uint8(48)
-    is_digit = value < 10
-    digits = np.cumsum(is_digit, dtype=np.int32)
-    digits_to_end = digits[ends]
-    number = np.diff(digits_to_end, prepend=np.int32(0))
-    row = np.repeat(np.arange(n, dtype=np.int32), ends - starts + 1)
-    place = digits_to_end[row] - digits
-    minus = text == 45
-    dot = text == 46
-    dots = np.flatnonzero(dot)
-    decimals = np.zeros(n, np.int32)
-    decimals[row[dots]] = digits_to_end[row[dots]] - digits[dots]
-    odd = np.zeros(n, bool)
-    odd[row[~(is_digit | minus | dot | (text == 44))]] = True
-    odd |= (number == 0) | (number > 18) | (decimals > 3) | (number - decimals > 15)
-    minus_at = np.flatnonzero(minus)
-    negative = np.zeros(n, bool)
-    negative[row[minus_at]] = True
-    odd[row[minus_at[minus_at != starts[row[minus_at]]]]] = True
-    powers = 10 ** np.arange(19, dtype=np.int64)
-    parts = np.where(is_digit, value, 0) * powers[np.minimum(place, 18)]
-    total = np.add.reduceat(parts, starts) * powers[3 - np.minimum(decimals, 3)]
-    total[negative] *= -1
-    for i in np.flatnonzero(odd):
-        total[i] = _slow_us(bytes(raws[i]))
-    total[np.flatnonzero(odd & (total == bad))] = bad
-    return total
-
-
-def _slow_us(raw: bytes) -> int:
-    text = raw.strip().strip(b'"').decode("ascii", "replace")
-    bad = -_INT64
-    if len(text) > 64:
-        return bad
-    try:
-        number = Decimal(text)
-        if not number.is_finite() or number.adjusted() > 15:
-            return bad
-        return int((number * 1000).to_integral_value())
-    except (InvalidOperation, ValueError):
-        return bad
 
 
 def _open(path: Path) -> BinaryIO:

@@ -64,6 +64,11 @@ class Locator:
             self._index[key] = (Enclosing(spans.start_ns[rows], spans.end_ns[rows]), spans.name[rows])
         return self._index[key]
 
+    def enclosing(self, thread: int, kind: int, t_ns: int) -> list[tuple[str, int, int]]:
+        """(name, start_ns, end_ns) of the spans of a kind that enclose an instant, outermost first."""
+        index, names = self._spans(thread, kind)
+        return [(self.trace.names[names[i]], int(index.start[i]), int(index.end[i])) for i in index.rows(t_ns)]
+
     def names(self, thread: int, kind: int, t_ns: int) -> list[str]:
         """Names of the spans of a kind that enclose an instant, outermost first."""
         index, names = self._spans(thread, kind)

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from workbench.models.submission import SUBMIT, WAIT, WAIT_OP, WORK, Columns, simulate
-from workbench.traces.idle import TURNAROUND_NS, Analysis, Window, gaps
+from workbench.traces.idle import TURNAROUND_NS, Analysis, Window, time_inside, gaps
+from workbench.traces.lookup import Locator
 from workbench.traces.ranges import steps as profiler_steps
-from workbench.traces.trace import NONE, Trace, TraceError
+from workbench.traces.trace import CPU_OP, NONE, Trace, TraceError
 from workbench.traces.waits import describe_waits
 
 DEPENDENCY_SLACK_NS = 20_000
@@ -336,13 +337,14 @@ def _run(
     columns, order = _columns(replay, removed, host_scale, merge)
     core = np.rint(replay.core_ns[order] * device_scale).astype(np.int64)
     measured, was_starved = replay.overhead_ns[order], replay.starved[order]
+    dropped = _dropped_copies(replay, removed)
     queued_gap = _median(measured[~was_starved])
     starved_gap = max(_median(measured[was_starved]), queued_gap)
     overhead = measured
     starved = was_starved
     timeline = None
     for _ in range(ROUNDS if changed else 1):
-        timeline = simulate(_with_durations(columns, core + overhead))
+        timeline = simulate(_with_durations(columns, np.where(dropped, 0, core + overhead)))
         if not changed:
             break
         now = timeline.op_start <= timeline.op_submitted
@@ -351,7 +353,7 @@ def _run(
         starved = now
         overhead = np.where(now == was_starved, measured, np.where(now, starved_gap, queued_gap))
     assert timeline is not None
-    lead = np.maximum(timeline.op_end - core, timeline.op_start)
+    lead = np.maximum(timeline.op_end - np.where(dropped, 0, core), timeline.op_start)
     return int(timeline.makespan), _idle(replay, order, lead, timeline.op_end), int((columns.kind == SUBMIT).sum())
 
 
@@ -367,10 +369,19 @@ def _columns(replay: Replay, removed: np.ndarray, host_scale: float, merge: int)
     kind = replay.step_kind.astype(np.int8).copy()
     argument = np.where(kind == WAIT, np.maximum(replay.target, 0), 0)
     cost = replay.step_cost_ns.astype(np.float64)
-    # A removed wait leaves the submission of its copy, but neither the blocking nor the call's return.
+    # A removed wait takes the return of its call along, a removed read (`.item()`) all of its operator's host time.
     back = np.flatnonzero(removed)
     following = back[back + 1 < len(kind)] + 1
-    cost[following] = np.maximum(cost[following] - replay.return_ns[following - 1], 0)
+    until = replay.step_time_ns + replay.origin_ns
+    since = until - replay.step_cost_ns
+    spans = _read_spans(replay, removed)
+    gone = np.zeros(len(kind), np.int64)
+    gone[following] = replay.return_ns[following - 1]
+    if len(spans):
+        inside = time_inside(spans[:, 0], spans[:, 1])
+        overlap = inside(until) - inside(since)
+        gone = np.where(overlap > 0, np.maximum(overlap, gone), gone)
+    cost = np.maximum(cost - gone, 0)
     kind[removed | ((kind == WAIT) & (replay.target < 0))] = WORK
     first_op = replay.first_op.copy()
     if merge > 1:
@@ -395,6 +406,36 @@ def _columns(replay: Replay, removed: np.ndarray, host_scale: float, merge: int)
         dep_op=replay.dep[held],
     )
     return columns, np.arange(m)
+
+
+_READ = ("aten::item", "aten::_local_scalar_dense")
+
+
+def _read_spans(replay: Replay, removed: np.ndarray) -> np.ndarray:
+    """[k, 2] host spans of the scalar reads whose waits are removed, disjoint and sorted."""
+    analysis = replay.analysis
+    locator = Locator(analysis.trace)
+    spans = set()
+    for step in np.flatnonzero(removed):
+        wait = replay.wait[step]
+        thread, start = int(analysis.waits.thread[wait]), int(analysis.waits.start_ns[wait])
+        found = [(a, b) for name, a, b in locator.enclosing(thread, CPU_OP, start) if name in _READ]
+        if found:
+            spans.add(found[0])
+    return np.array(sorted(spans), np.int64).reshape(-1, 2)
+
+
+def _dropped_copies(replay: Replay, removed: np.ndarray) -> np.ndarray:
+    """Mask of the operations that only served removed scalar reads."""
+    mask = np.zeros(len(replay.op), bool)
+    spans = _read_spans(replay, removed)
+    waits = replay.analysis.waits
+    for step in np.flatnonzero(removed):
+        wait = replay.wait[step]
+        at = np.searchsorted(spans[:, 0], waits.start_ns[wait], "right") - 1
+        if at >= 0 and waits.start_ns[wait] < spans[at, 1] and waits.copy[wait] >= 0:
+            mask[replay.op == waits.copy[wait]] = True
+    return mask
 
 
 def _merge(
@@ -459,11 +500,12 @@ def _assumptions(replay: Replay, removed: np.ndarray, host_scale: float, device_
     if changed:
         out.append(
             "an operation that finds its queue empty starts after the measured launch latency, one that was queued "
-            "after the measured gap between operations; where a change moves it from one to the other, the median applies"
+            "after the measured gap between operations; where a change moves it between these, the median applies"
         )
     if removed.any():
         out.append(
-            f"{int(removed.sum())} waits are removed with the return of their call; copies they waited for still run"
+            f"{int(removed.sum())} waits are removed with the return of their call; a scalar read (`.item()`) goes "
+            "with its host time and its copy, other copies still run"
         )
     if host_scale != 1:
         out.append(f"all host cost is scaled by {host_scale:g}, the return from waits included")
