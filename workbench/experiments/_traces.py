@@ -253,10 +253,10 @@ def _draw(rows: list[dict[str, Any]], variants: list[str], title: str):
                 text=f"<b>{html.escape(variant)}</b>",
                 xref="x domain",
                 yref="y domain",
-                x=0,
+                x=1,
                 y=1.13,
                 showarrow=False,
-                xanchor="left",
+                xanchor="right",
                 row=2 * i + 1,
                 col=1,
             )
@@ -435,3 +435,26 @@ def first_look_checks(result: Result) -> list[Check]:
             Check("The GPU idles because of those waits", waited > 0, f"{waited:.1f} us of {item['window']:.1f} us"),
         ]
     return checks
+
+
+def open_view(result: Result) -> Any:
+    """The interactive timeline of a result's trace (of a recorded pair, the one with waits), with waits to jump to."""
+    from workbench.widgets import trace_view
+
+    analysis, window = _opened(result)
+    return trace_view(**view_arguments(analysis, window, badge=result.badge))
+
+
+def _opened(result: Result) -> tuple[Analysis, Window | None]:
+    from workbench.traces.ranges import parse_window
+
+    params, recording = result.params, result.recording
+    if params.trace:
+        path = Path(params.trace)
+    elif recording is not None and recording.path is not None:
+        name = "loop_with_stacks" if result.slug == "your_trace" else f"{params.size}_item"
+        path = recording.file(f"{name}.json.gz")
+    else:
+        raise ValueError(f"{result.slug}: a live result keeps no trace file; record it, or give the parameter trace")
+    trace = read(path)
+    return Analysis(trace), parse_window(trace, getattr(params, "window", None))

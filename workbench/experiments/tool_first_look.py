@@ -24,7 +24,7 @@ class FirstLookParams(Params):
     """The recorded job is ours: a loop of eight bf16 transformer blocks, short (256 rows) and long (8192 rows)."""
 
     trace: str = param("", "a Kineto trace of your own (.json, .json.gz) or an nsys .sqlite; empty: the recording")
-    size: str = param("short", "which recorded loop is drawn", choices=tuple(SIZES), analysis=True)
+    size: str = param("long", "which recorded loop is drawn", choices=tuple(SIZES), analysis=True)
     blocks: int = param(8, "transformer blocks in the recorded loop", min=1, max=64)
     width: int = param(1024, "model width of the recorded loop", min=64, max=8192)
     steps: int = param(4, "profiled steps", min=1, max=32)

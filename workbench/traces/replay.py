@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from workbench.models.submission import SUBMIT, WAIT, WAIT_OP, WORK, Columns, simulate
-from workbench.traces.idle import TURNAROUND_NS, Analysis, Window, time_inside, gaps
+from workbench.traces.idle import TURNAROUND_NS, Analysis, Window, gaps, time_inside
 from workbench.traces.lookup import Locator
 from workbench.traces.ranges import steps as profiler_steps
 from workbench.traces.trace import CPU_OP, NONE, Trace, TraceError

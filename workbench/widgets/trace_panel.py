@@ -1,0 +1,163 @@
+"""Panel for one's own trace in a notebook: path or dropped file, verdict, what-if sliders, export."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def trace_panel(result: Any = None) -> Any:
+    """A panel that opens traces and answers what-ifs.
+
+    Args:
+        result: a result of the experiment `your_trace` to begin with, or None.
+    """
+    return TracePanel(result).box
+
+
+class TracePanel:
+    """The panel's state and widgets; callbacks are plain methods, so that they can be called without a browser."""
+
+    def __init__(self, result: Any = None) -> None:
+        import ipywidgets as w
+
+        self.analysis: Any = None
+        self.window: Any = None
+        self.replay: Any = None
+        self.answer: dict[str, Any] = {}
+        self.path = w.Text(
+            placeholder="path of a .json, .json.gz or .sqlite trace", description="trace", continuous_update=False
+        )
+        self.upload = w.FileUpload(accept=".json,.gz,.sqlite", multiple=False, description="or drop a file")
+        self.message = w.Text(disabled=True, description="state", layout={"width": "98%"})
+        self.waits = w.Dropdown(options=["none", "all"], value="none", description="remove waits")
+        slider = {"min": 0.0, "max": 2.0, "step": 0.05, "value": 1.0, "continuous_update": False}
+        self.host = w.FloatSlider(description="host cost x", **slider)
+        self.device = w.FloatSlider(description="device time x", **slider)
+        self.merge = w.SelectionSlider(
+            options=[1, 2, 4, 8, 16, 64, 256, 1_000_000], value=1, description="merge launches"
+        )
+        self.text = w.Textarea(disabled=True, layout={"width": "98%", "height": "190px"})
+        self.view = w.Output()
+        self.save_as = w.Text(value="headroom.json", description="save as")
+        self.save = w.Button(description="save summary and verdict")
+        for control in (self.waits, self.host, self.device, self.merge):
+            control.observe(self._changed, names="value")
+        self.path.observe(self._path_given, names="value")
+        self.upload.observe(self._dropped, names="value")
+        self.save.on_click(self._save)
+        self.box = w.VBox(
+            [
+                w.HBox([self.path, self.upload]),
+                self.message,
+                w.HBox([self.waits, self.merge]),
+                w.HBox([self.host, self.device]),
+                self.text,
+                w.HBox([self.save_as, self.save]),
+                self.view,
+            ]
+        )
+        if result is not None:
+            from workbench.experiments._traces import _opened
+
+            self._show(*_opened(result))
+
+    def _path_given(self, change: Any) -> None:
+        if change["new"].strip():
+            self.open(Path(change["new"].strip()).expanduser())
+
+    def _dropped(self, change: Any) -> None:
+        for item in change["new"]:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / f"dropped{Path(item['name']).suffix or '.json'}"
+                path.write_bytes(bytes(item["content"]))
+                self.open(path, item["name"])
+
+    def open(self, path: Path, name: str | None = None) -> None:
+        """Read a trace and show it; what is wrong with it is said in the panel."""
+        from workbench.traces import TraceError, read
+        from workbench.traces.idle import Analysis
+
+        try:
+            analysis = Analysis(read(path))
+        except (TraceError, OSError) as error:
+            self.message.value = str(error)
+            return
+        self._show(analysis, None, name)
+        self._draw(name or path.name)
+
+    def _show(self, analysis: Any, window: Any, name: str | None = None) -> None:
+        from workbench.traces.replay import to_program
+        from workbench.traces.trace import TraceError
+        from workbench.traces.verify import verify_trace
+
+        self.analysis, self.window = analysis, window
+        self.verdict = verify_trace(analysis, window=window)
+        self.message.value = f"{name or analysis.trace.source}: {self.verdict.as_dict()['verdict']}"
+        places = sorted({o["line"] or o["op"] or o["call"] for o in self.verdict.offences})
+        try:
+            self.replay = to_program(analysis, window=window)
+        except TraceError as error:
+            self.replay = None
+            self.text.value = f"{self.verdict}\n\nno what-if: {error}"
+            return
+        self.waits.options = ["none", "all", *places]
+        self._changed()
+
+    def _draw(self, name: str) -> None:
+        from IPython.display import display
+
+        from workbench.experiments._traces import view_arguments
+        from workbench.widgets import trace_view
+
+        self.view.clear_output(wait=True)
+        with self.view:
+            display(trace_view(**view_arguments(self.analysis, self.window, title=name, badge=f"file {name}")))
+
+    def _changed(self, _: Any = None) -> None:
+        from workbench.traces.replay import what_if
+
+        if self.replay is None:
+            return
+        chosen = {"none": False, "all": True}.get(self.waits.value, self.waits.value)
+        place = chosen.split(" (")[0] if isinstance(chosen, str) else chosen
+        try:
+            self.answer = what_if(self.replay, remove_waits=place, host_scale=self.host.value,
+                                  device_scale=self.device.value, merge_launches=self.merge.value)  # fmt: skip
+        except ValueError as error:
+            self.text.value = str(error)
+            return
+        a = self.answer
+        lines = [
+            f"measured {a['measured_us']:.1f} us, replayed {a['replayed_us']:.1f} us, predicted {a['predicted_us']:.1f} us",
+            f"idle: measured {a['measured_idle_us']:.1f} us, predicted {a['predicted_idle_us']:.1f} us",
+            "",
+            *(f"- {text}" for text in a["assumptions"]),
+            "",
+            str(self.verdict),
+        ]
+        self.text.value = "\n".join(lines)
+
+    def _save(self, _: Any = None) -> None:
+        from workbench.traces.summary import summarise
+
+        if self.analysis is None:
+            self.message.value = "nothing to save: open a trace first"
+            return
+        target = Path(self.save_as.value).expanduser()
+        content = {
+            "summary": summarise(self.analysis, self.window),
+            "verdict": self.verdict.as_dict(),
+            "what_if": self.answer,
+        }
+        temporary = target.with_name(f".{target.name}.part")
+        try:
+            temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
+            os.replace(temporary, target)
+        except OSError as error:
+            self.message.value = f"not saved: {error}"
+            return
+        self.message.value = f"saved {target.name}"
