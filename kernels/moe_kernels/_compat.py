@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -42,3 +44,8 @@ def torch_grouped_mm_is_device_scheduled(device: torch.device, dtype: torch.dtyp
 def matmul_fp32_out(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Product of two bfloat16 CUDA matrices accumulated and returned in FP32, without casting the operands."""
     return torch.mm(a, b, out_dtype=torch.float32)
+
+
+def disable_compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` as torch.compile must leave it; the public spelling would import dynamo at once (seconds)."""
+    return torch._disable_dynamo(function)

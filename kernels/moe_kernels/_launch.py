@@ -117,3 +117,17 @@ def compile_safe(
         return call
 
     return wrap
+
+
+def compile_boundary(launcher: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep a launcher that works through addresses out of torch.compile: the graph breaks there, eager pays nothing.
+
+    Functionalisation may hand an operator copies of its buffers, while addresses in a device table still name the
+    originals: no schema can state such reads and writes.
+    """
+    opaque = _compat.disable_compile(launcher)
+
+    def call(*args: Any) -> Any:
+        return opaque(*args) if torch.compiler.is_compiling() else launcher(*args)
+
+    return call

@@ -76,9 +76,10 @@ def test_weights_stored_transposed_need_no_copy(impl, device):
     a, b, _, offsets = operands([9, 14], 40, 24, torch.float32, device)
     stored = b.transpose(1, 2).contiguous().transpose(1, 2)
     assert stored.stride() != b.stride()
-    assert torch.equal(
-        grouped_gemm(a, stored, offsets, impl=impl)[:23], grouped_gemm(a, b.contiguous(), offsets, impl=impl)[:23]
-    )
+    want, magnitude = exact(a, b, [9, 14])
+    for weights in (stored, b):
+        got = grouped_gemm(a, weights, offsets, impl=impl)[:23]
+        assert_within(got.cpu(), want, budget(want, magnitude, 40, torch.float32), "forward")
 
 
 @pytest.mark.parametrize("impl", ["reference", "triton"])

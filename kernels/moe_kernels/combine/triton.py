@@ -6,11 +6,13 @@ import torch
 import triton
 import triton.language as tl
 
-from moe_kernels._launch import compile_safe, next_power_of_two, on_device
+from moe_kernels._launch import compile_boundary, next_power_of_two, on_device
 from moe_kernels.peers import PeerTable
 
 BLOCK_D = 1024
-BACKWARD_TILE = 4096
+BACKWARD_TILE = 8192
+BACKWARD_WARPS = 4
+WARPS = 4
 
 
 @triton.jit
@@ -80,17 +82,22 @@ def _combine_backward_kernel(
         grad = tl.load(grad_ptr + token * D + c, mask=c < D, other=0.0).to(tl.float32)
         y = tl.load(y_row[:, None] + c[None, :], mask=mask, other=0.0).to(tl.float32)
         dot += tl.where(mask, y * grad[None, :], 0.0)
+    # The sum needs every y, so the stores below cannot meet a load of the same line in flight: in place that was
+    # three times slower.
+    tl.store(d_weight_ptr + at, tl.sum(dot, axis=1), mask=k < K)
+    for start in tl.static_range(0, D, BLOCK_D):
+        c = start + tl.arange(0, BLOCK_D)
+        mask = kept[:, None] & (c < D)[None, :]
+        grad = tl.load(grad_ptr + token * D + c, mask=c < D, other=0.0).to(tl.float32)
         out = (grad[None, :] * weight[:, None]).to(grad_ptr.dtype.element_ty)
         tl.store(g_row[:, None] + c[None, :], out, mask=mask)
-    tl.store(d_weight_ptr + at, tl.sum(dot, axis=1), mask=k < K)
 
 
-@compile_safe("combine", mutates=("out",))
+@compile_boundary
 def _combine(
     out: torch.Tensor,
     dst_rank: torch.Tensor,
     dst_row: torch.Tensor,
-    peers: list[torch.Tensor],
     ptrs: torch.Tensor,
     weights: torch.Tensor | None,
 ) -> None:
@@ -113,15 +120,13 @@ def _combine(
         )
 
 
-@compile_safe("combine_backward", mutates=("grad_peers", "d_weights"))
+@compile_boundary
 def _combine_backward(
     grad: torch.Tensor,
-    peers: list[torch.Tensor],
     ptrs: torch.Tensor,
     dst_rank: torch.Tensor,
     dst_row: torch.Tensor,
     weights: torch.Tensor,
-    grad_peers: list[torch.Tensor],
     grad_ptrs: torch.Tensor,
     d_weights: torch.Tensor,
 ) -> None:
@@ -144,7 +149,7 @@ def _combine_backward(
             BLOCK_K=block_k,
             BLOCK_D=min(max(64, BACKWARD_TILE // block_k), next_power_of_two(width)),
             ALIGNED=width * grad.element_size() % 16 == 0,
-            num_warps=4,
+            num_warps=BACKWARD_WARPS,
         )
 
 
@@ -158,7 +163,7 @@ def combine(
     """Gather and add K rows a token into out [T, D]."""
     if out is None:
         out = torch.empty(dst_row.shape[0], peers.width, dtype=peers.dtype, device=dst_row.device)
-    _combine(out, dst_rank, dst_row, list(peers.tensors), peers.ptrs, weights)
+    _combine(out, dst_rank, dst_row, peers.ptrs, weights)
     return out
 
 
@@ -174,12 +179,10 @@ def combine_backward(
     d_weights = torch.empty_like(weights)
     _combine_backward(
         grad,
-        list(peers.tensors),
         peers.ptrs,
         dst_rank,
         dst_row,
         weights,
-        list(grad_peers.tensors),
         grad_peers.ptrs,
         d_weights,
     )

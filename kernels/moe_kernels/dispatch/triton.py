@@ -6,10 +6,12 @@ import torch
 import triton
 import triton.language as tl
 
-from moe_kernels._launch import compile_safe, next_power_of_two, on_device
+from moe_kernels._launch import compile_boundary, next_power_of_two, on_device
 from moe_kernels.peers import PeerTable
 
-BLOCK_D = 1024
+BLOCK_D = 2048
+WARPS = 4
+STORE = ""
 
 
 @triton.jit
@@ -24,6 +26,7 @@ def _dispatch_kernel(
     BLOCK_D: tl.constexpr,
     WEIGHTED: tl.constexpr,
     ALIGNED: tl.constexpr,
+    STORE: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     for start in tl.static_range(0, D, BLOCK_D):
@@ -38,15 +41,14 @@ def _dispatch_kernel(
             y = x
             if WEIGHTED:
                 y = (x.to(tl.float32) * tl.load(weight_ptr + token * K + k).to(tl.float32)).to(x.dtype)
-            tl.store(base + row.to(tl.int64) * D + c, y, mask=c < tl.where(row >= 0, D, 0))
+            tl.store(base + row.to(tl.int64) * D + c, y, mask=c < tl.where(row >= 0, D, 0), cache_modifier=STORE)
 
 
-@compile_safe("dispatch", mutates=("peers",))
+@compile_boundary
 def _dispatch(
     x: torch.Tensor,
     dst_rank: torch.Tensor,
     dst_row: torch.Tensor,
-    peers: list[torch.Tensor],
     ptrs: torch.Tensor,
     weights: torch.Tensor | None,
 ) -> None:
@@ -66,7 +68,8 @@ def _dispatch(
             BLOCK_D=min(BLOCK_D, next_power_of_two(width)),
             WEIGHTED=weights is not None,
             ALIGNED=width * x.element_size() % 16 == 0,
-            num_warps=4,
+            STORE=STORE,
+            num_warps=WARPS,
         )
 
 
@@ -74,4 +77,4 @@ def dispatch(
     x: torch.Tensor, dst_rank: torch.Tensor, dst_row: torch.Tensor, peers: PeerTable, weights: torch.Tensor | None
 ) -> None:
     """Store rows of x [T, D] into the peers' buffers."""
-    _dispatch(x, dst_rank, dst_row, list(peers.tensors), peers.ptrs, weights)
+    _dispatch(x, dst_rank, dst_row, peers.ptrs, weights)

@@ -8,7 +8,9 @@ import triton.language as tl
 
 from moe_kernels._launch import compile_safe, next_power_of_two, on_device
 
-ROUTES = 256
+ROUTES = 128
+CHUNK = 64
+EXPERTS = 64
 SCAN = 1024
 
 
@@ -169,7 +171,7 @@ def route_map(
             L=local,
             CELLS=cells,
             ROUTES=ROUTES,
-            EXPERTS=min(64, cells),
+            EXPERTS=min(EXPERTS, cells),
             num_warps=4,
         )
         _scan_kernel[(num_experts + 1,)](
@@ -200,7 +202,7 @@ def route_map(
                 E=num_experts,
                 L=local,
                 ROUTES=ROUTES,
-                CHUNK=64,
+                CHUNK=min(CHUNK, ROUTES),
                 num_warps=4,
             )
     return dst_rank, dst_row, offsets, kept, stats

@@ -9,6 +9,8 @@ import triton.language as tl
 from moe_kernels._launch import compile_safe, grid_size, next_power_of_two, on_device
 
 TILE = 4096
+PROGRAMS_PER_SM = 2
+WARPS = 4
 
 
 @triton.jit
@@ -256,7 +258,7 @@ def _forward(
     weights, index, denominator, counts, share, lbl, z_loss = outputs
     block_t, block_e, block_k = _shape(experts, top_k)
     per_group = tokens // groups
-    parts = min(triton.cdiv(per_group, block_t), max(1, grid_size(logits.device, 2) // groups))
+    parts = min(triton.cdiv(per_group, block_t), max(1, grid_size(logits.device, PROGRAMS_PER_SM) // groups))
     partial = logits.new_empty(groups * parts * (2 * experts + 1))
     probability, count, z = partial.split([groups * parts * experts, groups * parts * experts, groups * parts])
     count = count.view(torch.int32)
@@ -281,7 +283,7 @@ def _forward(
             UNIFORM=uniform,
             NORMALIZE=normalize,
             SCALE=scale,
-            num_warps=4,
+            num_warps=WARPS,
         )
         _reduce_kernel[(1,)](
             count,

@@ -8,8 +8,8 @@ import triton.language as tl
 
 from moe_kernels._launch import compile_safe, grid_size, next_power_of_two, on_device
 
-PROGRAMS_PER_SM = 16
-TILE = 2048
+PROGRAMS_PER_SM = 8
+TILE = 1024
 
 
 @triton.jit
