@@ -218,6 +218,27 @@ def test_kernel_is_this_interpreter_over_ipc_in_the_notebooks_folder(
     assert "9999" in (tmp_path / "out" / "facts.ipynb").read_text()
 
 
+def test_signal_while_pictures_are_drawn_ends_the_run_at_once(
+    tmp_path: Path, no_orphans: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    browser = tmp_path / "browser"
+    browser.write_text(f"#!/bin/sh\ntouch {tmp_path / 'called'}\nexec sleep 600\n")
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER_PATH", str(browser))
+    show = "from IPython.display import display\n"
+    show += "display({'application/vnd.plotly.v1+json': {'data': [], 'layout': {}}, 'text/plain': 'f'}, raw=True)"
+    path = make(tmp_path / "g", "drawn", show, result_cell(PASSING))
+    command = [sys.executable, "-m", "workbench.cli", "run", str(path), "--out", str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as run:
+        end = time.monotonic() + 60
+        while not (tmp_path / "called").exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        began = time.monotonic()
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(20) == 143 and time.monotonic() - began < 5
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["notebooks"][0]["status"] == "passed"
+
+
 def test_output_never_replaces_its_input(tmp_path: Path) -> None:
     path = make(tmp_path / "out" / "notebooks", "own", result_cell(PASSING))
     before = path.read_bytes()

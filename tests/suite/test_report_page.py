@@ -119,7 +119,9 @@ def test_missing_browser_costs_the_picture_only(tmp_path: Path, monkeypatch: pyt
     assert not list(tmp_path.rglob("*.webp"))
 
 
-def test_browser_that_hangs_costs_the_picture_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_browser_that_hangs_costs_the_picture_only(
+    tmp_path: Path, no_orphans: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     browser = tmp_path / "browser"
     browser.write_text("#!/bin/sh\nexec sleep 600\n")
     browser.chmod(0o755)

@@ -61,7 +61,8 @@ def run_suite(
             raise OutputError(f"{notebook.slug}: the results would replace the notebook itself; choose another --out")
     skipped = dict(skipped or {})
     began, started = time.monotonic(), datetime.datetime.now(datetime.UTC)
-    with _lock(out), _signals() as caught:
+    with _lock(out), _Signals() as signals:
+        caught = signals.caught
         outcomes = _execute(notebooks, params, folder, jobs, timeout_s, force, skipped, caught)
         summary = {
             "started": started.isoformat(timespec="seconds"),
@@ -78,6 +79,7 @@ def run_suite(
         if page:
             from workbench.report_page import write_page
 
+            signals.at_once = True
             write_page(out, summary, thumbnails=not caught)
     return summary
 
@@ -234,19 +236,22 @@ def _remove_leftovers(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Note the first SIGINT, SIGTERM or SIGHUP instead of dying; a second SIGINT interrupts at once."""
-    caught: list[int] = []
+class _Signals:
+    """Notes SIGINT, SIGTERM and SIGHUP instead of dying; a second SIGINT, or any while `at_once`, leaves right away."""
 
-    def note(number: int, _frame: object) -> None:
-        if caught and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        caught.append(number)
+    def __init__(self) -> None:
+        self.caught: list[int] = []
+        self.at_once = False
 
-    before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
+    def __enter__(self) -> _Signals:
+        self._before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: object) -> None:
+        if self.at_once or (self.caught and number == signal.SIGINT):
+            raise SystemExit(128 + number)
+        self.caught.append(number)

@@ -10,9 +10,9 @@ import base64
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,10 @@ def main_figure(notebook: Path) -> dict[str, Any] | bytes | None:
 def _draw_in_process(wanted: list[dict[str, Any]], timeout_s: float) -> dict[str, str]:
     if not wanted:
         return {}
+    profile = tempfile.TemporaryDirectory(prefix="wb-pictures-", ignore_cleanup_errors=True)
     process = subprocess.Popen(
         [sys.executable, "-m", "workbench.suite.thumbnails"],
+        env={**os.environ, "TMPDIR": profile.name},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -85,14 +87,27 @@ def _draw_in_process(wanted: list[dict[str, Any]], timeout_s: float) -> dict[str
     except ValueError:
         reasons = {}
     finally:
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _end(process)
+        profile.cleanup()
     return reasons | {
         w["slug"]: "the drawing process ended early"
         for w in wanted
         if w["slug"] not in reasons and not Path(w["path"]).is_file()
     }
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the drawing process and its browser, which leads a process group of its own."""
+    import psutil
+
+    family: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        family = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    for member in family:
+        with contextlib.suppress(psutil.Error):
+            member.kill()
 
 
 def _write(path: Path, content: bytes) -> None:
