@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+from moe_kernels.all_to_all import SplitExchange  # noqa: E402
 from moe_kernels.block import BlockConfig, RoutedBlock  # noqa: E402
 from moe_kernels.model import DevelopmentModel, TrainStep, make_optimizer, small_config  # noqa: E402
 from moe_kernels.transport import VirtualTransport  # noqa: E402
@@ -143,6 +144,18 @@ def test_a_finite_check_on_the_host_would_be_seen():
     waits = count_host_waits(lambda: bool(torch.isfinite(x).all()))
     assert waits.total == 1
     assert waits.pageable_d2h + waits.pinned_d2h == 1
+
+
+def test_counts_arrive_although_their_sources_are_reused_at_once():
+    exchange = SplitExchange(8, torch.device("cuda"))
+    for turn in range(20):
+        counts = torch.arange(8, device="cuda") + turn
+        torch.cuda._sleep(2_000_000)
+        pending = exchange.start(counts)
+        del counts
+        churn = [torch.full((8,), -1, dtype=torch.int64, device="cuda") for _ in range(64)]
+        assert pending.wait().local_experts == [i + turn for i in range(8)]
+        del churn
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
