@@ -89,6 +89,11 @@ def _waits_within(analysis: Analysis, start: int, end: int) -> np.ndarray:
     return (waits.counted() & (waits.start_ns >= start) & (waits.start_ns < end)).nonzero()[0]
 
 
+def _launches_within(analysis: Analysis, start: int, end: int) -> int:
+    starts = analysis.trace.calls.start_ns[analysis.launches]
+    return int(((starts >= start) & (starts < end)).sum())
+
+
 def _block_rows(analysis: Analysis, pair: Any, forward: list[dict[str, Any]], low: int) -> list[dict[str, Any]]:
     rows = []
     for i, block in enumerate(forward):
@@ -192,7 +197,7 @@ def _summary(
         "waits": len(_waits_within(analysis, low, host_end)),
         "wait_us": _us(sum(analysis.waits.end_ns[i] - analysis.waits.start_ns[i]
                            for i in _waits_within(analysis, low, host_end))),
-        "submitted_us": _us(host_end - low), "forward_submitted_us": _us(submitted_at - low),
+        "launches": _launches_within(analysis, low, host_end), "submitted_us": _us(host_end - low), "forward_submitted_us": _us(submitted_at - low),
         "not_begun_at_submission": not_begun, "device_us": device_us,
         "device_idle_us": _us(analysis.idle(pair, (begin, high)).total_ns()),
         "predicted_us": _us(predicted), "replayed_us": _us(shape),

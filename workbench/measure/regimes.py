@@ -7,6 +7,7 @@ Source: report, Appendix B.5 (Figures 74 and 75).
 
 from __future__ import annotations
 
+import bisect
 import gzip
 import json
 import os
@@ -32,7 +33,8 @@ MICROBATCHES = 3
 
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
-_KEPT_CALLS = re.compile(r"Synchronize|StreamWaitEvent|EventRecord|EventQuery|StreamQuery|GraphLaunch")
+_KEPT_CALLS = re.compile(r"Synchronize|StreamWaitEvent|EventRecord|GraphLaunch")
+_QUERY = re.compile(r"(Event|Stream)Query")
 _KEPT_ARGS = ("correlation", "device", "stream", "context", "bytes")
 _NAME_LENGTH = 90
 
@@ -142,7 +144,8 @@ def cut(trace: Mapping[str, Any], window: str) -> dict[str, Any]:
     """Keep what a Kineto trace says about one named range: device work, its launches, waits, and named ranges.
 
     The window runs from the host's start of the range to the end of the device work that it launched. Left out:
-    operators, Python frames, calls that launch nothing and wait for nothing, all other arguments; long names are cut.
+    operators, Python frames, calls that launch nothing and wait for nothing, the caching allocator's event queries
+    (those inside an operator), all other arguments; long names are cut.
 
     Raises:
         ValueError: no range of that name.
@@ -164,12 +167,15 @@ def cut(trace: Mapping[str, Any], window: str) -> dict[str, Any]:
     work = [e for e in device if overlaps(e)]
     owned = {e["args"].get("correlation") for e in work}
     launching = {e["tid"] for e in calls if e["args"].get("correlation") in owned}
-    kept = [
-        e
-        for e in calls
-        if e["args"].get("correlation") in owned
-        or (overlaps(e) and e["tid"] in launching and _KEPT_CALLS.search(e["name"]))
-    ]
+    inside_operator = _coverage(e for e in events if e.get("cat") == "cpu_op" and e["name"].startswith("aten::"))
+
+    def kept_for_itself(event: Mapping[str, Any]) -> bool:
+        if not overlaps(event) or event["tid"] not in launching:
+            return False
+        polls = _QUERY.search(event["name"]) and not inside_operator(event)
+        return bool(_KEPT_CALLS.search(event["name"]) or polls)
+
+    kept = [e for e in calls if e["args"].get("correlation") in owned or kept_for_itself(e)]
     ranges = [e for e in events if e.get("cat") == "user_annotation" and overlaps(e)]
     return {
         "schemaVersion": trace.get("schemaVersion"),
@@ -181,6 +187,24 @@ def cut(trace: Mapping[str, Any], window: str) -> dict[str, Any]:
 
 def _end(event: Mapping[str, Any]) -> float:
     return float(event["ts"]) + float(event.get("dur", 0))
+
+
+def _coverage(spans: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], bool]:
+    """Return a test whether an event starts inside one of the spans of its own thread."""
+    merged: dict[Any, list[list[float]]] = {}
+    for span in sorted(spans, key=lambda e: float(e["ts"])):
+        mine = merged.setdefault(span["tid"], [])
+        if mine and float(span["ts"]) <= mine[-1][1]:
+            mine[-1][1] = max(mine[-1][1], _end(span))
+        else:
+            mine.append([float(span["ts"]), _end(span)])
+
+    def covered(event: Mapping[str, Any]) -> bool:
+        mine = merged.get(event["tid"], [])
+        at = bisect.bisect_right(mine, float(event["ts"]), key=lambda s: s[0]) - 1
+        return at >= 0 and float(event["ts"]) <= mine[at][1]
+
+    return covered
 
 
 def _small(event: Mapping[str, Any]) -> dict[str, Any]:
