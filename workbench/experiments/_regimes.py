@@ -153,7 +153,7 @@ def _lane_rows(
             box("GPU blocks", label, "gpu_execute", block["device_start"], block["device_end"])
     mine = analysis.rows[pair]
     for a, b in _merged(ops.start_ns[mine], ops.end_ns[mine], MERGE_NS):
-        box("GPU kernels", "kernels", "gpu_execute", a, b)
+        box("GPU kernels", "", "gpu_execute", a, b)
     idle = analysis.idle(pair, window)
     for a, b, cause in zip(idle.start_ns, idle.end_ns, idle.cause):
         if b - a > MERGE_NS:
@@ -197,7 +197,8 @@ def _summary(
         "waits": len(_waits_within(analysis, low, host_end)),
         "wait_us": _us(sum(analysis.waits.end_ns[i] - analysis.waits.start_ns[i]
                            for i in _waits_within(analysis, low, host_end))),
-        "launches": _launches_within(analysis, low, host_end), "submitted_us": _us(host_end - low), "forward_submitted_us": _us(submitted_at - low),
+        "launches": _launches_within(analysis, low, host_end),
+        "submitted_us": _us(host_end - low), "forward_submitted_us": _us(submitted_at - low),
         "not_begun_at_submission": not_begun, "device_us": device_us,
         "device_idle_us": _us(analysis.idle(pair, (begin, high)).total_ns()),
         "predicted_us": _us(predicted), "replayed_us": _us(shape),

@@ -230,7 +230,8 @@ def draw(result: Result) -> go.Figure:
         shown[0] = "synchronized"
     titles = []
     for v in shown:
-        titles += [f"{v}: one microbatch of {result.params.sequences} x {length} tokens", "busy share and headroom"]
+        what = f"one microbatch of {result.params.sequences} x {length} tokens, ms from the host's start"
+        titles += [f"{v}: {what}", "busy share and headroom"]
     (first,) = _part(result, "capture", shown[0], length)
     titles += [f"{v}: GPU kernels, {first['zoom_us'] / 1e3:.1f} ms of the forward" for v in shown]
     titles.append("step time without the profiler, all process starts")
@@ -253,7 +254,8 @@ def draw(result: Result) -> go.Figure:
         for row in (2 * i + 1, 2 * i + 2):
             fig.update_xaxes(range=[0, end], row=row, col=1)
         fig.update_yaxes(range=[0, 1.05], tickformat=".0%", row=2 * i + 2, col=1, secondary_y=False)
-        fig.update_yaxes(title="ms", rangemode="tozero", showgrid=False, row=2 * i + 2, col=1, secondary_y=True)
+        fig.update_yaxes(title="ms", rangemode="tozero", showgrid=False, nticks=4, tickformat=".3~g", row=2 * i + 2,
+                         col=1, secondary_y=True)  # fmt: skip
         (summary,) = _part(result, "capture", variant, length)
         start, width = summary["zoom_start_us"], first["zoom_us"]
         fig.add_vrect(x0=start / 1e3, x1=min((start + width) / 1e3, end), line_width=1, line_color=INK,
@@ -269,10 +271,10 @@ def draw(result: Result) -> go.Figure:
                         hovertemplate="%{y}: %{x:.1f} ms<extra></extra>")  # fmt: skip
     fig.update_yaxes(autorange="reversed", row=7, col=1)
     fig.update_xaxes(title="ms", row=7, col=1)
-    fig.update_xaxes(title="ms from the host's start of the microbatch", row=4, col=1)
     # Titles of panels stand at their left, clear of the lanes' boxes.
     for annotation in fig.layout.annotations:  # pyright: ignore[reportAttributeAccessIssue]
         annotation.update(x=0, xanchor="left", font={"size": 13})
+    fig.update_layout(legend={"y": -0.05, "yanchor": "top"}, margin={"t": 90})
     return fig
 
 
