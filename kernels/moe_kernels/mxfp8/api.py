@@ -74,7 +74,7 @@ def _rounding(rounding: str) -> bool:
 @compile_safe("mxfp8_rows", mutates=("out", "out_scales", "wide"))
 def _rows(
     x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor, out_scales: torch.Tensor, wide: torch.Tensor | None,
-    source: int, target: int, rceil: bool, impl: str,
+    source: int, target: int, rceil: bool, impl: str, flags: int = 0,
 ) -> None:  # fmt: skip
     M, K = out.shape
     if impl == "cuda" and source != 2 and x.dtype is not torch.float32:
@@ -84,7 +84,7 @@ def _rows(
         with on_device(out):
             status = cuda.library().mx_rows_launch(
                 x.data_ptr(), None if scales is None else scales.data_ptr(), out.data_ptr(), out_scales.data_ptr(),
-                None if wide is None else wide.data_ptr(), M, K, kind, target, 0, _stream(out.device),
+                None if wide is None else wide.data_ptr(), M, K, kind, target, flags, _stream(out.device),
             ) if M else 0  # fmt: skip
         cuda.check(status, "MXFP8 row kernel")
     elif impl == "reference":
@@ -251,9 +251,12 @@ def _gemm(
             triton.grouped_gemm(a, a_scales, w, w_scales, ends, out, promote=not flags & FAST)
 
 
-SMALL = 1000
+RELEASE = 2
+EARLY = 3
 FAST = 4
-"""Variants of the CUDA kernels: 0 to 8 as listed in cuda.cu's `mx_big_launch`; SMALL + token columns for the small-M kernel."""
+SMALL = 1000
+"""Flags of the launchers, and variants of the CUDA kernels: 0 to 8 as listed in cuda.cu's `mx_big_launch`; SMALL + token columns for
+the small-M kernel."""
 
 
 def choose_variant(M: int, N: int, K: int, E: int, accumulate: str) -> int:
@@ -266,7 +269,8 @@ def choose_variant(M: int, N: int, K: int, E: int, accumulate: str) -> int:
 
 def grouped_gemm(
     a: MX | Folded | torch.Tensor, w: MX | Folded, ends: torch.Tensor, *, out: torch.Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16,
-    accumulate: str = "promoted", rounding: str = "floor", impl: str | None = None, variant: int | None = None,
+    accumulate: str = "promoted", rounding: str = "floor", impl: str | None = None, scratch: Folded | None = None, overlap: bool = True,
+    variant: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Return a @ w[e]^T for the rows of every group, [M, N].
 
@@ -283,6 +287,10 @@ def grouped_gemm(
         accumulate: "promoted" adds every 128 of K in FP32; "fast" leaves all of K to the tensor core's shorter accumulator.
         rounding: of the quantisation when `a` is BF16.
         impl: see the module.
+        scratch: where rows that a launch of their own folds or quantises are kept (payload [M, K], row_scale [M]); allocated when absent.
+        overlap: let the CUDA kernel start while the launch before it drains, and fetch its first weights then. It waits for that launch
+            before it reads `a`. Only a kernel that writes `w` or `ends` and itself lets its successor start early would need False;
+            none in this package does.
         variant: CUDA kernel variant, for measurements.
 
     Raises:
@@ -330,12 +338,18 @@ def grouped_gemm(
         if raw and a.dtype is torch.float32:
             raise TypeError("impl='cuda' quantises bfloat16 rows; got float32")
         source = 3 if isinstance(a, Folded) else 0 if not raw else 2 if _rounding(rounding) else 1
-        _gemm(rows, None if raw else a[1], w[0], w[1], ends, out, source, impl, chosen, 0)
+        _gemm(rows, None if raw else a[1], w[0], w[1], ends, out, source, impl, chosen, EARLY if overlap else 0)
         return out
-    overlap = 0
     if not isinstance(a, Folded):
-        a = quantize(a, rounding, "folded", impl=impl) if raw else fold(a, impl=impl)
-        # The row kernel above is the launch before: the GEMM may set itself up while that one drains.
-        overlap = 1
-    _gemm(a[0], a[1], w[0], w[1], ends, out, 3, impl, chosen, overlap)
+        a = _fold_rows(a, rounding, scratch, impl, overlap)
+    _gemm(a[0], a[1], w[0], w[1], ends, out, 3, impl, chosen, EARLY if overlap else 0)
     return out
+
+
+def _fold_rows(a: MX | torch.Tensor, rounding: str, scratch: Folded | None, impl: str, overlap: bool) -> Folded:
+    """Fold or quantise rows in a launch that lets the GEMM after it start early."""
+    raw = isinstance(a, torch.Tensor)
+    rows = a if raw else a.payload
+    payload, scale = _new_rows(rows.shape[0], rows.shape[1], "folded", rows.device, scratch)
+    _rows(rows, None if raw else a.scales, payload, scale, None, 1 if raw else 0, 1, _rounding(rounding), impl, RELEASE if overlap else 0)
+    return Folded(payload, scale)

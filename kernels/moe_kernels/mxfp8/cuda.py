@@ -19,7 +19,6 @@ _FLAGS = ("-gencode=arch=compute_90a,code=sm_90a", "-shared", "-Xcompiler", "-fP
 
 FROM_MX, FROM_BF16_FLOOR, FROM_BF16_RCEIL, FROM_FOLDED = 0, 1, 2, 3
 TO_CANONICAL, TO_FOLDED, TO_ROW_SCALED = 0, 1, 2
-OVERLAP, EARLY_WEIGHTS = 1, 2
 
 
 def available(device: torch.device | None = None) -> bool:
