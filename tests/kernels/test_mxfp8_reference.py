@@ -51,7 +51,12 @@ def test_default_matches_torchao_where_torchao_follows_the_specification(name, d
     got_payload, got_scales = reference.quantize(x, rounding)
     amax = x.float().unflatten(-1, (-1, 32)).abs().amax(-1).numpy()
     finite = np.isfinite(amax)
-    just_above = finite & (rounding == "rceil") & ((amax.view(np.int32) & 0x7FFFFF) > 0x600000) & ((amax.view(np.int32) & 0x7FFFFF) < 0x600010)
+    just_above = (
+        finite
+        & (rounding == "rceil")
+        & ((amax.view(np.int32) & 0x7FFFFF) > 0x600000)
+        & ((amax.view(np.int32) & 0x7FFFFF) < 0x600010)
+    )
     assert just_above.any() == (name == "edge" and dtype == "fp32" and rounding == "rceil")
     follows = finite & ~just_above
     np.testing.assert_array_equal(got_scales.numpy()[follows], scales[follows])
@@ -62,7 +67,10 @@ def test_default_matches_torchao_where_torchao_follows_the_specification(name, d
     np.testing.assert_array_equal(as_bytes(got_payload)[wide], payload[wide])
 
 
-@pytest.mark.parametrize(("amax", "floor", "rceil"), [(500.0, 127, 128), (448.0, 127, 127), (0.0, 0, 0), (1.0, 119, 119), (0.99999994, 118, 119)])
+@pytest.mark.parametrize(
+    ("amax", "floor", "rceil"),
+    [(500.0, 127, 128), (448.0, 127, 127), (0.0, 0, 0), (1.0, 119, 119), (0.99999994, 118, 119)],
+)
 def test_block_maximum_gives_the_stated_byte(amax, floor, rceil):
     value = torch.tensor([amax])
     assert reference.exponent_byte(value, "floor").item() == floor
@@ -93,7 +101,9 @@ def test_quantize_needs_whole_blocks():
 
 def test_fold_is_exact_while_elements_stay_normal_and_bounded_after():
     rng = np.random.default_rng(5)
-    x = torch.from_numpy((rng.standard_normal((16, 256)) * np.exp2(np.repeat(rng.integers(-6, 6, (16, 8)), 32, 1))).astype(np.float32))
+    x = torch.from_numpy(
+        (rng.standard_normal((16, 256)) * np.exp2(np.repeat(rng.integers(-6, 6, (16, 8)), 32, 1))).astype(np.float32)
+    )
     payload, scales = reference.quantize(x)
     folded, row_scale, _ = reference.fold(payload, scales)
     exact, got = reference.dequantize(payload, scales), reference.dequantize(folded, row_scale)

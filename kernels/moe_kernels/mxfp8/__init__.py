@@ -1,6 +1,15 @@
 """MXFP8 (E4M3 in blocks of 32 with E8M0 scales) for expert operations."""
 
-from moe_kernels.mxfp8.api import MX, Folded, dequantize, dispatch_quantize, fold, grouped_gemm, quantize, swiglu_quantize
+from moe_kernels.mxfp8.api import (
+    MX,
+    Folded,
+    dequantize,
+    dispatch_quantize,
+    fold,
+    grouped_gemm,
+    quantize,
+    swiglu_quantize,
+)
 from moe_kernels.mxfp8.linear import GroupedLinear, QuantizedWeight, grouped_linear
 
 __all__ = [

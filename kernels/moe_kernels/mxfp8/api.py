@@ -73,19 +73,40 @@ def _rounding(rounding: str) -> bool:
 
 @compile_safe("mxfp8_rows", mutates=("out", "out_scales", "wide"))
 def _rows(
-    x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor, out_scales: torch.Tensor, wide: torch.Tensor | None,
-    source: int, target: int, rceil: bool, impl: str, flags: int = 0,
-) -> None:  # fmt: skip
+    x: torch.Tensor,
+    scales: torch.Tensor | None,
+    out: torch.Tensor,
+    out_scales: torch.Tensor,
+    wide: torch.Tensor | None,
+    source: int,
+    target: int,
+    rceil: bool,
+    impl: str,
+    flags: int = 0,
+) -> None:
     M, K = out.shape
     if impl == "cuda" and source != 2 and x.dtype is not torch.float32:
         from moe_kernels.mxfp8 import cuda
 
         kind = cuda.FROM_MX if source == 0 else cuda.FROM_BF16_RCEIL if rceil else cuda.FROM_BF16_FLOOR
         with on_device(out):
-            status = cuda.library().mx_rows_launch(
-                x.data_ptr(), None if scales is None else scales.data_ptr(), out.data_ptr(), out_scales.data_ptr(),
-                None if wide is None else wide.data_ptr(), M, K, kind, target, flags, _stream(out.device),
-            ) if M else 0  # fmt: skip
+            status = (
+                cuda.library().mx_rows_launch(
+                    x.data_ptr(),
+                    None if scales is None else scales.data_ptr(),
+                    out.data_ptr(),
+                    out_scales.data_ptr(),
+                    None if wide is None else wide.data_ptr(),
+                    M,
+                    K,
+                    kind,
+                    target,
+                    flags,
+                    _stream(out.device),
+                )
+                if M
+                else 0
+            )
         cuda.check(status, "MXFP8 row kernel")
     elif impl == "reference":
         _rows_reference(x, scales, out, out_scales, wide, source, target, "rceil" if rceil else "floor")
@@ -100,7 +121,10 @@ def _rows_reference(x, scales, out, out_scales, wide, source, target, rounding) 
     if source == 0:
         payload, byte, count = reference.fold(x, scales)
     elif target == 2:
-        (payload, byte), count = reference.quantize_rows(x, rounding), reference.fold(*reference.quantize(x, rounding))[2]
+        (payload, byte), count = (
+            reference.quantize_rows(x, rounding),
+            reference.fold(*reference.quantize(x, rounding))[2],
+        )
     else:
         payload, byte = reference.swiglu_quantize(x, rounding) if source == 2 else reference.quantize(x, rounding)
         folded, row_scale, count = reference.fold(payload, byte)
@@ -128,9 +152,14 @@ def _pack(target: str, payload: torch.Tensor, scales: torch.Tensor) -> MX | Fold
 
 
 def quantize(
-    x: torch.Tensor, rounding: str = "floor", target: str = "canonical", *, impl: str | None = None,
-    out: tuple[torch.Tensor, torch.Tensor] | None = None, wide: torch.Tensor | None = None,
-) -> MX | Folded:  # fmt: skip
+    x: torch.Tensor,
+    rounding: str = "floor",
+    target: str = "canonical",
+    *,
+    impl: str | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    wide: torch.Tensor | None = None,
+) -> MX | Folded:
     """Quantise rows to MXFP8. x: [M, K] BF16 or FP32, K a multiple of 32 and of 16 bytes.
 
     Args:
@@ -155,7 +184,11 @@ def quantize(
 
 
 def fold(
-    mx: MX, *, impl: str | None = None, out: tuple[torch.Tensor, torch.Tensor] | None = None, wide: torch.Tensor | None = None
+    mx: MX,
+    *,
+    impl: str | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    wide: torch.Tensor | None = None,
 ) -> Folded:
     """Shift every block of a row to the row's largest exponent. mx: payload [M, K], scales [M, K/32].
 
@@ -165,7 +198,9 @@ def fold(
     check_tensor("payload", mx.payload, shape=(None, None), dtypes=(E4M3,), contiguous=True)
     M, K = mx.payload.shape
     _check_width("payload", K)
-    check_tensor("scales", mx.scales, shape=(M, K // BLOCK), dtypes=(torch.uint8,), device=mx.payload.device, contiguous=True)
+    check_tensor(
+        "scales", mx.scales, shape=(M, K // BLOCK), dtypes=(torch.uint8,), device=mx.payload.device, contiguous=True
+    )
     payload, row_scale = _new_rows(M, K, "folded", mx.payload.device, out)
     _rows(mx.payload, mx.scales, payload, row_scale, wide, 0, 1, False, _impl(impl, mx.payload.device))
     return Folded(payload, row_scale)
@@ -177,9 +212,14 @@ def dequantize(mx: MX | Folded, dtype: torch.dtype = torch.float32) -> torch.Ten
 
 
 def swiglu_quantize(
-    h: torch.Tensor, rounding: str = "floor", target: str = "canonical", *, impl: str | None = None,
-    out: tuple[torch.Tensor, torch.Tensor] | None = None, wide: torch.Tensor | None = None,
-) -> MX | Folded:  # fmt: skip
+    h: torch.Tensor,
+    rounding: str = "floor",
+    target: str = "canonical",
+    *,
+    impl: str | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    wide: torch.Tensor | None = None,
+) -> MX | Folded:
     """Return quantize(silu(gate) * up) in one pass. h: [M, 2F] BF16 or FP32, gate first; the product is rounded to BF16 in between."""
     check_tensor("h", h, shape=(None, None), dtypes=_FLOATS, contiguous=True)
     F = h.shape[1] // 2
@@ -190,9 +230,14 @@ def swiglu_quantize(
 
 
 def dispatch_quantize(
-    x: torch.Tensor, rank: torch.Tensor, row: torch.Tensor, peer_payload: torch.Tensor, peer_scales: torch.Tensor,
-    rounding: str = "floor", target: str = "canonical",
-) -> None:  # fmt: skip
+    x: torch.Tensor,
+    rank: torch.Tensor,
+    row: torch.Tensor,
+    peer_payload: torch.Tensor,
+    peer_scales: torch.Tensor,
+    rounding: str = "floor",
+    target: str = "canonical",
+) -> None:
     """Quantise each token once and put it into its destinations' buffers, which may be peers' memory mapped here.
 
     Args:
@@ -223,9 +268,17 @@ def dispatch_quantize(
 
 @compile_safe("mxfp8_grouped_gemm", mutates=("out",))
 def _gemm(
-    a: torch.Tensor, a_scales: torch.Tensor | None, w: torch.Tensor, w_scales: torch.Tensor, ends: torch.Tensor, out: torch.Tensor,
-    source: int, impl: str, variant: int, flags: int,
-) -> None:  # fmt: skip
+    a: torch.Tensor,
+    a_scales: torch.Tensor | None,
+    w: torch.Tensor,
+    w_scales: torch.Tensor,
+    ends: torch.Tensor,
+    out: torch.Tensor,
+    source: int,
+    impl: str,
+    variant: int,
+    flags: int,
+) -> None:
     (M, K), (E, N) = a.shape, w.shape[:2]
     if M == 0 or E == 0:
         return
@@ -233,7 +286,18 @@ def _gemm(
         from moe_kernels.mxfp8 import cuda
 
         lib = cuda.library()
-        head = (a.data_ptr(), None if a_scales is None else a_scales.data_ptr(), w.data_ptr(), w_scales.data_ptr(), ends.data_ptr(), out.data_ptr(), M, N, K, E)
+        head = (
+            a.data_ptr(),
+            None if a_scales is None else a_scales.data_ptr(),
+            w.data_ptr(),
+            w_scales.data_ptr(),
+            ends.data_ptr(),
+            out.data_ptr(),
+            M,
+            N,
+            K,
+            E,
+        )
         with on_device(out):
             if variant >= SMALL:
                 status = lib.mx_small_launch(*head, source, variant - SMALL, flags, _stream(out.device))
@@ -268,10 +332,19 @@ def choose_variant(M: int, N: int, K: int, E: int, accumulate: str) -> int:
 
 
 def grouped_gemm(
-    a: MX | Folded | torch.Tensor, w: MX | Folded, ends: torch.Tensor, *, out: torch.Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16,
-    accumulate: str = "promoted", rounding: str = "floor", impl: str | None = None, scratch: Folded | None = None, overlap: bool = True,
+    a: MX | Folded | torch.Tensor,
+    w: MX | Folded,
+    ends: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    accumulate: str = "promoted",
+    rounding: str = "floor",
+    impl: str | None = None,
+    scratch: Folded | None = None,
+    overlap: bool = True,
     variant: int | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Return a @ w[e]^T for the rows of every group, [M, N].
 
     What runs follows from the operands: folded `w` takes the FP8 tensor cores (a folded; canonical or BF16 `a` is folded or quantised
@@ -308,16 +381,33 @@ def grouped_gemm(
     _check_width("a", K)
     check_offsets(ends, E, device)
     folded = isinstance(w, Folded)
-    check_tensor("w scales", w[1], shape=(E, N) if folded else (E, N, K // BLOCK), dtypes=(torch.uint8,), device=device, contiguous=True)
+    check_tensor(
+        "w scales",
+        w[1],
+        shape=(E, N) if folded else (E, N, K // BLOCK),
+        dtypes=(torch.uint8,),
+        device=device,
+        contiguous=True,
+    )
     if not raw:
-        check_tensor("a scales", a[1], shape=(M,) if isinstance(a, Folded) else (M, K // BLOCK), dtypes=(torch.uint8,), device=device, contiguous=True)
+        check_tensor(
+            "a scales",
+            a[1],
+            shape=(M,) if isinstance(a, Folded) else (M, K // BLOCK),
+            dtypes=(torch.uint8,),
+            device=device,
+            contiguous=True,
+        )
     if not folded and not isinstance(a, MX):
         raise TypeError(f"canonical w needs canonical a (exact mode); got a as {type(a).__name__}")
     if out is None:
         out = torch.empty(M, N, dtype=out_dtype, device=device)
     else:
         check_tensor("out", out, shape=(M, N), dtypes=(torch.bfloat16, torch.float32), device=device, contiguous=True)
-        if out.untyped_storage().data_ptr() in (rows.untyped_storage().data_ptr(), w.payload.untyped_storage().data_ptr()):
+        if out.untyped_storage().data_ptr() in (
+            rows.untyped_storage().data_ptr(),
+            w.payload.untyped_storage().data_ptr(),
+        ):
             raise ValueError("out must not share memory with an input")
     impl = _impl(impl, device)
     flags = FAST if accumulate == "fast" else 0
@@ -351,5 +441,16 @@ def _fold_rows(a: MX | torch.Tensor, rounding: str, scratch: Folded | None, impl
     raw = isinstance(a, torch.Tensor)
     rows = a if raw else a.payload
     payload, scale = _new_rows(rows.shape[0], rows.shape[1], "folded", rows.device, scratch)
-    _rows(rows, None if raw else a.scales, payload, scale, None, 1 if raw else 0, 1, _rounding(rounding), impl, RELEASE if overlap else 0)
+    _rows(
+        rows,
+        None if raw else a.scales,
+        payload,
+        scale,
+        None,
+        1 if raw else 0,
+        1,
+        _rounding(rounding),
+        impl,
+        RELEASE if overlap else 0,
+    )
     return Folded(payload, scale)

@@ -11,7 +11,11 @@ from moe_kernels.mxfp8.api import MX
 
 def available(device: torch.device | None = None) -> bool:
     """Whether this GPU multiplies MXFP8 blocks itself (compute capability 10.x) and torch offers the call (2.10 or newer)."""
-    return torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] == 10 and hasattr(torch.nn.functional, "scaled_grouped_mm")
+    return (
+        torch.cuda.is_available()
+        and torch.cuda.get_device_capability(device)[0] == 10
+        and hasattr(torch.nn.functional, "scaled_grouped_mm")
+    )
 
 
 def swizzle_scales(scales: torch.Tensor) -> torch.Tensor:
@@ -34,13 +38,22 @@ def grouped_gemm(a: MX, w: MX, ends: torch.Tensor) -> torch.Tensor:
         RuntimeError: the GPU has no block-scaled MMA.
     """
     if not available(a.payload.device):
-        raise RuntimeError("the block-scaled path needs a GPU of compute capability 10 and torch 2.10; use moe_kernels.mxfp8.grouped_gemm")
+        raise RuntimeError(
+            "the block-scaled path needs a GPU of compute capability 10 and torch 2.10; use moe_kernels.mxfp8.grouped_gemm"
+        )
     from torch.nn.functional import ScalingType, SwizzleType, scaled_grouped_mm
 
     E = w.payload.shape[0]
     w_scales = torch.stack([swizzle_scales(s) for s in w.scales]).view(torch.float8_e8m0fnu)
     return scaled_grouped_mm(
-        a.payload, w.payload.transpose(1, 2), swizzle_scales(a.scales).view(torch.float8_e8m0fnu), ScalingType.BlockWise1x32,
-        w_scales.view(E, -1), ScalingType.BlockWise1x32, swizzle_a=SwizzleType.SWIZZLE_32_4_4, swizzle_b=SwizzleType.SWIZZLE_32_4_4,
-        offs=ends, output_dtype=torch.bfloat16,
-    )  # fmt: skip
+        a.payload,
+        w.payload.transpose(1, 2),
+        swizzle_scales(a.scales).view(torch.float8_e8m0fnu),
+        ScalingType.BlockWise1x32,
+        w_scales.view(E, -1),
+        ScalingType.BlockWise1x32,
+        swizzle_a=SwizzleType.SWIZZLE_32_4_4,
+        swizzle_b=SwizzleType.SWIZZLE_32_4_4,
+        offs=ends,
+        output_dtype=torch.bfloat16,
+    )

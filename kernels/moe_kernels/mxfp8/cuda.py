@@ -15,7 +15,15 @@ import torch
 
 _HERE = Path(__file__).parent
 _SOURCES = ("cuda.cu", "wgmma_e4m3.cuh")
-_FLAGS = ("-gencode=arch=compute_90a,code=sm_90a", "-shared", "-Xcompiler", "-fPIC", "-O3", "-std=c++17", "--split-compile=0")
+_FLAGS = (
+    "-gencode=arch=compute_90a,code=sm_90a",
+    "-shared",
+    "-Xcompiler",
+    "-fPIC",
+    "-O3",
+    "-std=c++17",
+    "--split-compile=0",
+)
 
 FROM_MX, FROM_BF16_FLOOR, FROM_BF16_RCEIL, FROM_FOLDED = 0, 1, 2, 3
 TO_CANONICAL, TO_FOLDED, TO_ROW_SCALED = 0, 1, 2
@@ -37,7 +45,9 @@ def _nvcc() -> str | None:
 
 @cache
 def _library_path() -> Path:
-    digest = hashlib.sha256(b"".join((_HERE / s).read_bytes() for s in _SOURCES) + " ".join(_FLAGS).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(
+        b"".join((_HERE / s).read_bytes() for s in _SOURCES) + " ".join(_FLAGS).encode()
+    ).hexdigest()[:16]
     root = Path(os.environ.get("MOE_KERNELS_CACHE", Path.home() / ".cache" / "moe_kernels"))
     return root / f"mxfp8_{digest}.so"
 
@@ -53,11 +63,15 @@ def library() -> ctypes.CDLL:
     if not path.exists():
         nvcc = _nvcc()
         if nvcc is None:
-            raise RuntimeError("impl='cuda' needs nvcc (CUDA 12.4 or newer) on the PATH; use impl='triton' or impl='torch'")
+            raise RuntimeError(
+                "impl='cuda' needs nvcc (CUDA 12.4 or newer) on the PATH; use impl='triton' or impl='torch'"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             built = Path(folder) / path.name
-            done = subprocess.run([nvcc, *_FLAGS, str(_HERE / "cuda.cu"), "-o", str(built)], capture_output=True, text=True)
+            done = subprocess.run(
+                [nvcc, *_FLAGS, str(_HERE / "cuda.cu"), "-o", str(built)], capture_output=True, text=True
+            )
             if done.returncode != 0:
                 raise RuntimeError(f"nvcc failed on cuda.cu with exit status {done.returncode}:\n{done.stderr[-4000:]}")
             os.replace(built, path)
@@ -69,8 +83,13 @@ def library() -> ctypes.CDLL:
     return lib
 
 
-_MEANING = {-1: "the driver has no cuTensorMapEncodeTiled", -2: "K is too large for the small-M kernel",
-            -3: "this variant needs an even number of column tiles", -4: "unknown variant", -5: "more than 256 experts"}
+_MEANING = {
+    -1: "the driver has no cuTensorMapEncodeTiled",
+    -2: "K is too large for the small-M kernel",
+    -3: "this variant needs an even number of column tiles",
+    -4: "unknown variant",
+    -5: "more than 256 experts",
+}
 
 
 def check(status: int, what: str) -> None:

@@ -58,7 +58,13 @@ def _product(x: torch.Tensor, w: Folded, ends: torch.Tensor, rounding: str, impl
 
 
 def grouped_linear(
-    x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor, cache: QuantizedWeight | None = None, *, rounding: str = "floor", impl: str | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    ends: torch.Tensor,
+    cache: QuantizedWeight | None = None,
+    *,
+    rounding: str = "floor",
+    impl: str | None = None,
 ) -> torch.Tensor:
     """Return x @ weight[e]^T of each group in MXFP8 [M, N], differentiable in x (MXFP8) and weight (BF16).
 
@@ -81,12 +87,21 @@ class GroupedLinear(torch.nn.Module):
     """
 
     def __init__(
-        self, experts: int, in_features: int, out_features: int, *, rounding: str = "floor", impl: str | None = None,
-        device: torch.device | str | None = None, dtype: torch.dtype = torch.bfloat16,
-    ) -> None:  # fmt: skip
+        self,
+        experts: int,
+        in_features: int,
+        out_features: int,
+        *,
+        rounding: str = "floor",
+        impl: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
         super().__init__()
         if in_features % 32 or out_features % 32:
-            raise ValueError(f"in_features and out_features must be multiples of 32; got {in_features} and {out_features}")
+            raise ValueError(
+                f"in_features and out_features must be multiples of 32; got {in_features} and {out_features}"
+            )
         self.weight = torch.nn.Parameter(torch.empty(experts, out_features, in_features, device=device, dtype=dtype))
         torch.nn.init.normal_(self.weight, std=in_features**-0.5)
         self.rounding, self.impl = rounding, impl

@@ -104,10 +104,26 @@ def _blocks(x_ptr, s_ptr, r, k0, M, K, SRC: tl.constexpr, RCEIL: tl.constexpr, R
 
 @triton.jit
 def _rows_kernel(
-    x_ptr, s_ptr, out_ptr, out_s_ptr, wide_ptr, peers_ptr, peers_s_ptr, rank_ptr, row_ptr, M, K, copies,
-    SRC: tl.constexpr, TGT: tl.constexpr, RCEIL: tl.constexpr, COUNT: tl.constexpr, SCATTER: tl.constexpr,
-    R: tl.constexpr, S: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    s_ptr,
+    out_ptr,
+    out_s_ptr,
+    wide_ptr,
+    peers_ptr,
+    peers_s_ptr,
+    rank_ptr,
+    row_ptr,
+    M,
+    K,
+    copies,
+    SRC: tl.constexpr,
+    TGT: tl.constexpr,
+    RCEIL: tl.constexpr,
+    COUNT: tl.constexpr,
+    SCATTER: tl.constexpr,
+    R: tl.constexpr,
+    S: tl.constexpr,
+):
     r = tl.program_id(0) * R + tl.arange(0, R)
     top = tl.zeros((R,), tl.int32)
     low = tl.full((R,), 255, tl.int32)
@@ -129,9 +145,15 @@ def _rows_kernel(
             code = _encode(v * _power(half)[:, :, None] * _power(127 - use - half)[:, :, None])
             code = tl.where((use == 255)[:, :, None], 127, code)
             if TGT == 1:
-                code = tl.where((use == 255)[:, :, None], 127, _encode(_decode(code) * _power(tl.minimum(use - top[:, None], 0))[:, :, None]))
+                code = tl.where(
+                    (use == 255)[:, :, None],
+                    127,
+                    _encode(_decode(code) * _power(tl.minimum(use - top[:, None], 0))[:, :, None]),
+                )
         else:
-            code = tl.where((use == 255)[:, :, None], 127, _encode(v * _power(tl.minimum(use - top[:, None], 0))[:, :, None]))
+            code = tl.where(
+                (use == 255)[:, :, None], 127, _encode(v * _power(tl.minimum(use - top[:, None], 0))[:, :, None])
+            )
         code = tl.reshape(code.to(tl.uint8), (R, S))
         k = k0 + tl.arange(0, S)
         block = k0 // 32 + tl.arange(0, S // 32)
@@ -146,9 +168,17 @@ def _rows_kernel(
                 tl.store((at + dst * K + k[None, :]).to(tl.pointer_type(tl.uint8)), code, mask=mask & kept)
                 at_s = tl.load(peers_s_ptr + tl.maximum(rank, 0), mask=rank >= 0, other=0)[:, None]
                 if TGT == 0:
-                    tl.store((at_s + dst * (K // 32) + block[None, :]).to(tl.pointer_type(tl.uint8)), byte.to(tl.uint8), mask=s_mask & kept)
+                    tl.store(
+                        (at_s + dst * (K // 32) + block[None, :]).to(tl.pointer_type(tl.uint8)),
+                        byte.to(tl.uint8),
+                        mask=s_mask & kept,
+                    )
                 elif k0 == 0:
-                    tl.store((at_s + dst).to(tl.pointer_type(tl.uint8)), top.to(tl.uint8)[:, None], mask=(r < M)[:, None] & kept)
+                    tl.store(
+                        (at_s + dst).to(tl.pointer_type(tl.uint8)),
+                        top.to(tl.uint8)[:, None],
+                        mask=(r < M)[:, None] & kept,
+                    )
         else:
             row = r.to(tl.int64)[:, None]
             tl.store(out_ptr + row * K + k[None, :], code, mask=mask)
@@ -159,9 +189,16 @@ def _rows_kernel(
 
 
 def rows(
-    x: torch.Tensor, scales: torch.Tensor | None, out: torch.Tensor, out_scales: torch.Tensor, *,
-    source: int, target: int, rceil: bool, wide: torch.Tensor | None = None,
-) -> None:  # fmt: skip
+    x: torch.Tensor,
+    scales: torch.Tensor | None,
+    out: torch.Tensor,
+    out_scales: torch.Tensor,
+    *,
+    source: int,
+    target: int,
+    rceil: bool,
+    wide: torch.Tensor | None = None,
+) -> None:
     """Convert rows: MX, float or SwiGLU input -> canonical, folded or row-scaled E4M3. Shapes as in the api."""
     M, K = out.shape
     if M == 0:
@@ -169,13 +206,37 @@ def rows(
     raw = x.view(torch.uint8) if source == FROM_MX else _raw(x)
     same = raw if scales is None else scales
     _rows_kernel[(triton.cdiv(M, ROWS),)](
-        raw, same, out.view(torch.uint8), out_scales, out_scales if wide is None else wide, same, same, same, same, M, K, 0,
-        SRC=source, TGT=target, RCEIL=rceil, COUNT=wide is not None, SCATTER=False, R=ROWS, S=min(SPAN, _power_of_two(K)),
-    )  # fmt: skip
+        raw,
+        same,
+        out.view(torch.uint8),
+        out_scales,
+        out_scales if wide is None else wide,
+        same,
+        same,
+        same,
+        same,
+        M,
+        K,
+        0,
+        SRC=source,
+        TGT=target,
+        RCEIL=rceil,
+        COUNT=wide is not None,
+        SCATTER=False,
+        R=ROWS,
+        S=min(SPAN, _power_of_two(K)),
+    )
 
 
 def scatter_rows(
-    x: torch.Tensor, peers: torch.Tensor, peer_scales: torch.Tensor, rank: torch.Tensor, row: torch.Tensor, *, target: int, rceil: bool
+    x: torch.Tensor,
+    peers: torch.Tensor,
+    peer_scales: torch.Tensor,
+    rank: torch.Tensor,
+    row: torch.Tensor,
+    *,
+    target: int,
+    rceil: bool,
 ) -> None:
     """Quantise row t once and store it at row[t, c] of buffer rank[t, c] for each copy c; rank -1 drops the copy."""
     M, K = x.shape
@@ -183,9 +244,26 @@ def scatter_rows(
         return
     x = _raw(x)
     _rows_kernel[(triton.cdiv(M, ROWS),)](
-        x, x, x, x, x, peers, peer_scales, rank, row, M, K, rank.shape[1],
-        SRC=FROM_FLOAT, TGT=target, RCEIL=rceil, COUNT=False, SCATTER=True, R=ROWS, S=min(SPAN, _power_of_two(K)),
-    )  # fmt: skip
+        x,
+        x,
+        x,
+        x,
+        x,
+        peers,
+        peer_scales,
+        rank,
+        row,
+        M,
+        K,
+        rank.shape[1],
+        SRC=FROM_FLOAT,
+        TGT=target,
+        RCEIL=rceil,
+        COUNT=False,
+        SCATTER=True,
+        R=ROWS,
+        S=min(SPAN, _power_of_two(K)),
+    )
 
 
 def _raw(x: torch.Tensor) -> torch.Tensor:
@@ -198,10 +276,24 @@ def _power_of_two(n: int) -> int:
 
 @triton.jit
 def _gemm_kernel(
-    a_ptr, as_ptr, w_ptr, ws_ptr, ends_ptr, out_ptr, M, N, K, E,
-    FOLDED: tl.constexpr, PROMOTE: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
+    a_ptr,
+    as_ptr,
+    w_ptr,
+    ws_ptr,
+    ends_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    E,
+    FOLDED: tl.constexpr,
+    PROMOTE: tl.constexpr,
+    NATIVE: tl.constexpr,
+    WIDE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
     n_tiles = tl.cdiv(N, BN)
     tile = tl.program_id(0) // n_tiles
     n = (tl.program_id(0) % n_tiles) * BN + tl.arange(0, BN)
@@ -246,7 +338,14 @@ def _gemm_kernel(
 
 
 def grouped_gemm(
-    a: torch.Tensor, a_scales: torch.Tensor, w: torch.Tensor, w_scales: torch.Tensor, ends: torch.Tensor, out: torch.Tensor, *, promote: bool = True
+    a: torch.Tensor,
+    a_scales: torch.Tensor,
+    w: torch.Tensor,
+    w_scales: torch.Tensor,
+    ends: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    promote: bool = True,
 ) -> None:
     """Grouped GEMM of folded (scales [M], [E, N]) or canonical (scales [M, K/32], [E, N, K/32]) operands into out [M, N]."""
     (M, K), (E, N, _) = a.shape, w.shape
@@ -257,7 +356,23 @@ def grouped_gemm(
     bm, bn, bk = (16, 32, 64) if interpreted else (64, 128, 128) if folded else (64, 128, 64)
     grid = ((triton.cdiv(M, bm) + E) * triton.cdiv(N, bn),)
     _gemm_kernel[grid](
-        a.view(torch.uint8), a_scales, w.view(torch.uint8), w_scales, ends, out, M, N, K, E,
-        FOLDED=folded, PROMOTE=128 if promote else 1 << 20, NATIVE=not interpreted, WIDE=tl.float32 if interpreted else tl.bfloat16,
-        BM=bm, BN=bn, BK=bk, num_warps=4, num_stages=3 if folded else 2,
-    )  # fmt: skip
+        a.view(torch.uint8),
+        a_scales,
+        w.view(torch.uint8),
+        w_scales,
+        ends,
+        out,
+        M,
+        N,
+        K,
+        E,
+        FOLDED=folded,
+        PROMOTE=128 if promote else 1 << 20,
+        NATIVE=not interpreted,
+        WIDE=tl.float32 if interpreted else tl.bfloat16,
+        BM=bm,
+        BN=bn,
+        BK=bk,
+        num_warps=4,
+        num_stages=3 if folded else 2,
+    )

@@ -28,7 +28,16 @@ def blocks() -> dict[str, torch.Tensor]:
     special[0, 5], special[1, 40], special[2, 0], special[3, 63] = np.nan, np.inf, -np.inf, np.nan
     special[4, :] = np.nan
     special[5, 1], special[5, 2] = np.inf, np.nan
-    named = {"gaussian": spread, "subnormal": sub, "largest": top, "edge": edge, "saturating": saturating, "ties": ties, "zero": zero, "nonfinite": special}
+    named = {
+        "gaussian": spread,
+        "subnormal": sub,
+        "largest": top,
+        "edge": edge,
+        "saturating": saturating,
+        "ties": ties,
+        "zero": zero,
+        "nonfinite": special,
+    }
     return {name: torch.from_numpy(value.astype(np.float32)) for name, value in named.items()}
 
 
