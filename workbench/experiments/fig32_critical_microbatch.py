@@ -222,13 +222,13 @@ def checks(result: Result) -> list[Check]:
         for layer in ROUTED:
             c = found.get((layer, passes, "eager"))
             if dense and c:
-                ratio = c["submit"][0] / dense["submit"][0]
+                ratio = float(c["submit"][0] / dense["submit"][0])
                 out.append(
                     Check(f"{layer} {passes}: routing adds submission work to the dense layer's", ratio > 1,
                           f"{c['submit'][0]:.0f} against {dense['submit'][0]:.0f} us")
                 )  # fmt: skip
-    flat = [c["submit"].max() / c["submit"].min() for c in eager]
-    grows = [c["device"][-1] / c["device"][0] for c in eager]
+    flat = [float(c["submit"].max() / c["submit"].min()) for c in eager]
+    grows = [float(c["device"][-1] / c["device"][0]) for c in eager]
     out.append(
         Check(
             "submission time hardly grows with the microbatch, device time does",
