@@ -115,6 +115,17 @@ def test_kernels_equal_the_reference(name, device):
             assert torch.equal(getattr(w, field), getattr(g, field).cpu()), f"rank {rank}, {field}"
 
 
+def test_scan_carries_over_more_blocks_than_one_step_holds(device, monkeypatch):
+    pytest.importorskip("triton")
+    import moe_kernels.route_map.triton as backend
+
+    monkeypatch.setattr(backend, "SCAN", 2)
+    experts, num_experts, capacity = RNG.integers(0, 6, (1, 400, 3)), 6, 1100
+    (want,) = maps_of(experts, num_experts, capacity, "reference")
+    (got,) = maps_of(experts, num_experts, capacity, "triton", device)
+    assert torch.equal(got.dst_row.cpu(), want.dst_row)
+
+
 def test_kernels_take_int32_ids_and_counts_by_source_and_destination(device):
     experts = RNG.integers(0, 6, (2, 20, 2))
     counts = histogram(experts, 6).to(device)
