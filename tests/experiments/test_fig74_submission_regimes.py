@@ -167,7 +167,7 @@ def test_event_queries_inside_an_allocation_are_left_out_and_polling_is_kept():
 
 
 def test_a_missing_range_is_named():
-    with pytest.raises(ValueError, match="no range 'microbatch 9'.*microbatch 0"):
+    with pytest.raises(ValueError, match=r"no range 'microbatch 9'.*microbatch 0"):
         cut(build(wait=False), "microbatch 9")
 
 

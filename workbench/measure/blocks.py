@@ -90,10 +90,11 @@ class Layers:
         if name != "routed, synchronized":
             return LayerRegion(call, call, forward)
         exchange: Any = block.exchange
+        call()
 
         def without_wait() -> Any:
-            # One rank's split lists are the same in every call, so the lists of an earlier call serve; only the wait
-            # for them is left out.
+            # One rank's split lists are the same in every call of one size, so those of the first call serve; only
+            # the wait for them is left out.
             event, exchange.event = exchange.event, None
             try:
                 return call()
