@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from workbench.cli.folder import folder_command
+
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Where a real profiler trace waits, and what would help."
 )
@@ -21,6 +23,8 @@ WindowText = Annotated[
         "--window", help="all, steps, step:N, a range's name, or A:B (ns, or +1ms:+5ms from the first operation)."
     ),
 ]
+
+app.command("folder")(folder_command)
 
 
 def _fail(message: object, code: int = 2) -> typer.Exit:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from workbench.traces.trace import Trace, TraceError
 
-__all__ = ["Trace", "TraceError", "read", "read_folder"]
+__all__ = ["Trace", "TraceError", "read", "read_folder", "trace_files"]
 
 _NAMES = (".json", ".json.gz", ".sqlite", ".pt.trace.json", ".pt.trace.json.gz")
 
@@ -37,14 +37,27 @@ def read(path: str | Path) -> Trace:
     return read_kineto(path)
 
 
+def trace_files(folder: str | Path) -> list[Path]:
+    """Trace files of a folder (one per rank), in name order.
+
+    Raises:
+        TraceError: no such folder, or no trace file in it.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise TraceError(f"{folder}: no such folder")
+    hidden = (".", "_")
+    paths = sorted(p for p in folder.iterdir() if p.is_file() and p.name.endswith(_NAMES) and p.name[0] not in hidden)
+    if not paths:
+        raise TraceError(f"{folder}: no trace files (.json, .json.gz, .sqlite) in this folder")
+    return paths
+
+
 def read_folder(folder: str | Path) -> Iterator[Trace]:
     """Traces of a folder (one per rank), in name order, one at a time.
 
     Raises:
-        TraceError: the folder holds no trace file.
+        TraceError: no such folder, or no trace file in it.
     """
-    paths = sorted(p for p in Path(folder).iterdir() if p.is_file() and p.name.endswith(_NAMES))
-    if not paths:
-        raise TraceError(f"{folder}: no trace files (.json, .json.gz, .sqlite) in this folder")
-    for path in paths:
+    for path in trace_files(folder):
         yield read(path)

@@ -1,0 +1,101 @@
+"""``workbench trace folder DIR``: one trace per rank, read in parallel."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def folder_command(
+    folder: Annotated[Path, typer.Argument(help="Folder with one trace per rank.")],
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Reading processes; default: cores, at most 4. Each holds one trace.")
+    ] = None,
+    scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler to read through instead.")] = None,
+    window: Annotated[str, typer.Option("--window", help="all, steps, step:N, a range's name, or A:B.")] = "all",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write the JSON to this file.")] = None,
+) -> None:
+    """Summarise every rank's trace, the skew between ranks and the ranks that stand out.
+
+    Exit status 1 where a file was damaged; the others are reported all the same.
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    from workbench.cli.suite import default_jobs
+    from workbench.suite.process import write_json
+    from workbench.traces import TraceError, trace_files
+    from workbench.traces.folder import analyse_folder
+
+    console = Console(stderr=True)
+    try:
+        ticks = iter(track(trace_files(folder), description="ranks", console=console))
+        with _client(scheduler) as client:
+            report = analyse_folder(
+                folder,
+                processes=processes or default_jobs(),
+                client=client,
+                window=window,
+                on_rank=lambda _: next(ticks),
+            )
+        for _ in ticks:
+            pass
+        if out is not None:
+            write_json(out, report.as_dict())
+    except (TraceError, OSError) as error:
+        typer.echo(f"workbench trace: {error}", err=True)
+        raise typer.Exit(2) from error
+    if as_json:
+        print(json.dumps(report.as_dict(), indent=1, allow_nan=False))
+    else:
+        show_report(report)
+    raise typer.Exit(int(bool(report.damaged)))
+
+
+@contextlib.contextmanager
+def _client(address: str | None) -> Any:
+    if address is None:
+        yield None
+        return
+    from distributed import Client
+
+    with Client(address, timeout="20s") as client:
+        yield client
+
+
+def show_report(report: Any) -> None:
+    """Print ranks (the first 64), skew per step, outliers and damaged files."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    table = Table("rank", "status", "step us", "busy us", "idle us", "waits", "wait us", "exposed comm. us", "file")
+    for r in report.ranks[:64]:
+        step = "–" if r.step_us is None else f"{r.step_us:.1f}"
+        times = (f"{v:.1f}" for v in (r.busy_us, r.idle_us))
+        rest = (str(r.waits), f"{r.wait_us:.1f}", f"{r.exposed_us:.1f}")
+        table.add_row("–" if r.rank is None else str(r.rank), r.status, step, *times, *rest, Text(r.file))
+    console.print(table)
+    if len(report.ranks) > 64:
+        console.print(f"… {len(report.ranks) - 64} more; --json prints all")
+    for s in report.skew[:20]:
+        console.print(
+            Text(
+                f"{s['step']}: {s['ranks']} ranks start within {s['start_spread_us']:.1f} us; durations differ by "
+                f"{s['duration_spread_us']:.1f} us; slowest is rank {s['slowest_rank']}, "
+                f"{s['slowest_over_median']:.2f} of the median"
+            )
+        )
+    for o in report.outliers[:20]:
+        name = o["file"] if o["rank"] is None else f"rank {o['rank']}"
+        console.print(Text(f"stands out: {name}, {o['quantity']} {o['value']:.1f}, median {o['median']:.1f}"))
+    for r in report.damaged:
+        console.print(Text(f"damaged: {r.file}: {r.error}"))
+    good = len(report.ranks) - len(report.damaged)
+    console.print(f"{good} of {len(report.ranks)} ranks whole, in {report.seconds:.1f} s")
