@@ -22,7 +22,7 @@ E4M3 = torch.float8_e4m3fn
 IMPLS = ("cuda", "triton", "reference")
 _FLOATS = (torch.bfloat16, torch.float32)
 _TARGETS = {"canonical": 0, "folded": 1, "row": 2}
-SMALL_ROWS_PER_GROUP = 48
+SMALL_ROWS_PER_GROUP = 16
 """Mean rows a group up to which the kernel with tokens as MMA columns is the faster one (measured: NOTES.md)."""
 
 
@@ -312,23 +312,26 @@ def _gemm(
         from moe_kernels.mxfp8 import triton
 
         with on_device(out):
-            triton.grouped_gemm(a, a_scales, w, w_scales, ends, out, promote=not flags & FAST)
+            triton.grouped_gemm(a, a_scales, w, w_scales, ends, out)
 
 
-RELEASE = 2
-EARLY = 3
-FAST = 4
-SMALL = 1000
-"""Flags of the launchers, and variants of the CUDA kernels: 0 to 8 as listed in cuda.cu's `mx_big_launch`; SMALL + token columns for
-the small-M kernel."""
+OVERLAP, RELEASE, EVICT_FIRST = 1, 2, 2
+"""Launcher flags: start while the launch before drains; row kernels let the next launch start early; GEMMs drop weights first."""
+SMALL, TWO_BLOCKS = 1000, 100
+"""Variants of the CUDA GEMM: 0 to 3 as listed in cuda.cu's `mx_big_launch`; SMALL + token columns (8, 16, 32, 64), plus TWO_BLOCKS
+for two blocks on each multiprocessor."""
 
 
 def choose_variant(M: int, N: int, K: int, E: int, accumulate: str) -> int:
     """Return the CUDA kernel for mean group size M / E (host-known sizes only, so that nothing waits). Measured: NOTES.md."""
     mean = M / max(E, 1)
-    if mean <= SMALL_ROWS_PER_GROUP and K <= 6144:
-        return SMALL + next(c for c in (8, 16, 32, 64) if mean <= c)
-    return 4 if accumulate == "fast" else 1
+    if mean <= SMALL_ROWS_PER_GROUP and K <= 2048:
+        return SMALL + TWO_BLOCKS + (8 if mean <= 8 else 16)
+    if mean <= 128:
+        return 0
+    if accumulate == "fast":
+        return 3
+    return 1 if mean < 1024 else 2
 
 
 def grouped_gemm(
@@ -357,13 +360,13 @@ def grouped_gemm(
         ends: cumulative group ends [E], int32, on the device.
         out: where to write, [M, N]; it must not alias an input. Rows of no group are left as they were.
         out_dtype: of a new `out`; the CUDA kernels write BF16.
-        accumulate: "promoted" adds every 128 of K in FP32; "fast" leaves all of K to the tensor core's shorter accumulator.
+        accumulate: "promoted" adds every 128 of K in FP32 (every 256 from 1024 rows a group on); "fast" leaves all of K to the tensor
+            core's shorter accumulator where that is faster: above 128 rows a group, CUDA kernels only.
         rounding: of the quantisation when `a` is BF16.
         impl: see the module.
         scratch: where rows that a launch of their own folds or quantises are kept (payload [M, K], row_scale [M]); allocated when absent.
-        overlap: let the CUDA kernel start while the launch before it drains, and fetch its first weights then. It waits for that launch
-            before it reads `a`. Only a kernel that writes `w` or `ends` and itself lets its successor start early would need False;
-            none in this package does.
+        overlap: let the CUDA kernel set itself up while the launch before it drains; it waits for that launch before it reads rows
+            or weights. Only a kernel that writes `ends` and itself releases its successor early would need False; none here does.
         variant: CUDA kernel variant, for measurements.
 
     Raises:
@@ -410,14 +413,13 @@ def grouped_gemm(
         ):
             raise ValueError("out must not share memory with an input")
     impl = _impl(impl, device)
-    flags = FAST if accumulate == "fast" else 0
     if not folded:
-        _gemm(rows, a[1], w[0], w[1], ends, out, 0, "triton" if impl == "cuda" else impl, 0, flags)
+        _gemm(rows, a[1], w[0], w[1], ends, out, 0, "triton" if impl == "cuda" else impl, 0, 0)
         return out
     if impl != "cuda":
         if not isinstance(a, Folded):
             a = quantize(a, rounding, "folded", impl=impl) if raw else fold(a, impl=impl)
-        _gemm(a[0], a[1], w[0], w[1], ends, out, 3, impl, 0, flags)
+        _gemm(a[0], a[1], w[0], w[1], ends, out, 3, impl, 0, 0)
         return out
     if out.dtype is not torch.bfloat16:
         raise TypeError(f"impl='cuda' writes bfloat16; got out of dtype {out.dtype}")
@@ -428,11 +430,11 @@ def grouped_gemm(
         if raw and a.dtype is torch.float32:
             raise TypeError("impl='cuda' quantises bfloat16 rows; got float32")
         source = 3 if isinstance(a, Folded) else 0 if not raw else 2 if _rounding(rounding) else 1
-        _gemm(rows, None if raw else a[1], w[0], w[1], ends, out, source, impl, chosen, EARLY if overlap else 0)
+        _gemm(rows, None if raw else a[1], w[0], w[1], ends, out, source, impl, chosen, EVICT_FIRST | (OVERLAP if overlap else 0))
         return out
     if not isinstance(a, Folded):
         a = _fold_rows(a, rounding, scratch, impl, overlap)
-    _gemm(a[0], a[1], w[0], w[1], ends, out, 3, impl, chosen, EARLY if overlap else 0)
+    _gemm(a[0], a[1], w[0], w[1], ends, out, 3, impl, chosen, OVERLAP if overlap else 0)
     return out
 
 

@@ -4,9 +4,9 @@
 //   mx_small  weights are the 64-row MMA operand, tokens its NT columns; tokens are folded or quantised in the prologue,
 //             while the weight pipeline is already filling
 //   mx_big    persistent, 128 x BN tiles, one producer warp and two consumer warpgroups
-// Programmatic launch: every kernel waits for the grid before it, then releases the next one, so that whatever came before a
-// kernel's predecessor is complete when it starts. Weights and group ends may therefore be read before the wait; no kernel here
-// that releases early writes them (mx_rows releases early only where `release` says that a GEMM of ours follows).
+// Programmatic launch: every kernel waits for the grid before it and only then releases the next one, so whatever came before a
+// kernel's predecessor is complete when it starts. Group ends may therefore be read before the wait; no kernel here that releases
+// its successor early writes them.
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -40,13 +40,12 @@ __device__ __forceinline__ void bar_wait(uint32_t bar, int parity) {
         "{\n.reg .pred p;\nW: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra D;\nbra W;\nD:\n}" ::"r"(bar), "r"(parity)
         : "memory");
 }
-__device__ __forceinline__ void tma_load(uint32_t dst, const CUtensorMap* map, int x, int y, uint32_t bar) {
+// L2 eviction policies of TMA loads. Weights of small groups are read once, so they leave first and do not push others out.
+constexpr uint64_t kEvictNormal = 0x1000000000000000, kEvictFirst = 0x12F0000000000000;
+__device__ __forceinline__ void tma_load(uint32_t dst, const CUtensorMap* map, int x, int y, uint32_t bar, uint64_t policy) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(dst), "l"(map),
-        "r"(x), "r"(y), "r"(bar) : "memory");
-}
-__device__ __forceinline__ void tma_prefetch(const CUtensorMap* map, int x, int y) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst),
+        "l"(map), "r"(x), "r"(y), "r"(bar), "l"(policy) : "memory");
 }
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -248,7 +247,7 @@ struct SmallArgs {
     const uint8_t* w_exp;
     const int* ends;
     __nv_bfloat16* out;
-    int M, N, K, E, stages, early_weights;
+    int M, N, K, E, stages, evict_first;
 };
 
 template <int NT, int SRC, bool FOLDED>
@@ -264,40 +263,35 @@ __global__ void __launch_bounds__(288, NT <= 32 ? 2 : 1) mx_small(const __grid_c
     constexpr int STAGE = 128 * kChunk;
 
     const int n_tiles = (p.N + 127) / 128;
-    if (threadIdx.x == 64 && p.early_weights) {
-        // A guess that every group has one token tile brings this CTA's first weights into the L2 while the ends are still read.
-        const int64_t guess = static_cast<int64_t>(p.E) * n_tiles * blockIdx.x / gridDim.x;
-        for (int c = 0; c < min(chunks, p.stages); ++c)
-            tma_prefetch(&map_w, c * kChunk, static_cast<int>(guess / n_tiles) * p.N + static_cast<int>(guess % n_tiles) * 128);
-    }
     if (warp == 0) build_schedule(sched, p.ends, p.E, p.M, NT, n_tiles, lane);
     if (threadIdx.x == 32) {
+        prefetch_map(&map_w);
         for (int s = 0; s < p.stages; ++s) bar_init(full + s * 8, 1), bar_init(empty + s * 8, 8);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    if (!p.early_weights) wait_previous_grid();
+    wait_previous_grid();
+    release_next_grid();
 
     const int64_t total = sched.units[p.E];
     const int first = static_cast<int>(total * blockIdx.x / gridDim.x), last = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
     int e = 0, stage = 0, phase = 0;
     if (warp == 8) {
         if (lane == 0) {
+            const uint64_t policy = p.evict_first ? kEvictFirst : kEvictNormal;
             for (int u = first; u < last; ++u) {
                 while (u >= sched.units[e + 1]) ++e;
                 const int n0 = (u - sched.units[e]) % n_tiles * 128;
                 for (int c = 0; c < chunks; ++c) {
                     bar_wait(empty + stage * 8, phase ^ 1);
                     bar_expect(full + stage * 8, STAGE);
-                    tma_load(ring + stage * STAGE, &map_w, c * kChunk, e * p.N + n0, full + stage * 8);
+                    tma_load(ring + stage * STAGE, &map_w, c * kChunk, e * p.N + n0, full + stage * 8, policy);
                     if (++stage == p.stages) stage = 0, phase ^= 1;
                 }
             }
         }
         return;
     }
-    if (p.early_weights) wait_previous_grid();
-    release_next_grid();
     const int wg = warp >> 2;
     int have = -1;
     for (int u = first; u < last; ++u) {
@@ -385,12 +379,12 @@ struct BigArgs {
     const uint8_t* w_exp;
     const int* ends;
     __nv_bfloat16* out;
-    int M, N, K, E, early_weights;
+    int M, N, K, E, evict_first;
 };
 
 // PROMOTE = 0 leaves all of K in the tensor core's short accumulator; p > 0 adds every 128 * p of K in FP32. SUB columns are
 // multiplied at a time, so that the partial sums take SUB / 2 registers.
-template <int BN, int SUB, int PROMOTE, int STAGES, bool STREAM>
+template <int BN, int SUB, int PROMOTE, int STAGES>
 __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_w, const BigArgs p) {
     constexpr int NSUB = BN / SUB, A_BYTES = 128 * kChunk, W_BYTES = BN * kChunk, STAGE = A_BYTES + W_BYTES;
     constexpr int ROW = 64 * 2 + 16;  // staged output row: 64 columns, padded against bank conflicts
@@ -402,7 +396,6 @@ __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtenso
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, wg = warp >> 2;
     const int n_tiles = (p.N + BN - 1) / BN;
 
-    if (!p.early_weights) wait_previous_grid();
     if (warp == 0) build_schedule(sched, p.ends, p.E, p.M, 128, n_tiles, lane);
     if (threadIdx.x == 32) {
         prefetch_map(&map_a), prefetch_map(&map_w);
@@ -410,6 +403,8 @@ __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtenso
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
+    wait_previous_grid();
+    release_next_grid();
 
     const int chunks = (p.K + kChunk - 1) / kChunk, total = sched.units[p.E];
     int e = 0, stage = 0, phase = 0;
@@ -422,32 +417,16 @@ __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtenso
     if (wg == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0) {
-            int early = 0;
-            if (p.early_weights) {
-                // The first weights are on their way before the rows of the grid before this one are complete.
-                if (blockIdx.x < total) {
-                    int row0, n0;
-                    locate(blockIdx.x, row0, n0);
-                    for (; early < min(chunks, STAGES); ++early) {
-                        bar_expect(full + early * 8, STAGE);
-                        tma_load(ring + early * STAGE + A_BYTES, &map_w, early * kChunk, e * p.N + n0, full + early * 8);
-                    }
-                }
-                wait_previous_grid();
-            }
+            const uint64_t policy = p.evict_first ? kEvictFirst : kEvictNormal;
             for (int u = blockIdx.x; u < total; u += gridDim.x) {
                 int row0, n0;
                 locate(u, row0, n0);
                 for (int c = 0; c < chunks; ++c) {
                     const uint32_t bar = full + stage * 8, a = ring + stage * STAGE;
-                    if (early > 0) {
-                        --early;
-                    } else {
-                        bar_wait(empty + stage * 8, phase ^ 1);
-                        bar_expect(bar, STAGE);
-                        tma_load(a + A_BYTES, &map_w, c * kChunk, e * p.N + n0, bar);
-                    }
-                    tma_load(a, &map_a, c * kChunk, row0, bar);
+                    bar_wait(empty + stage * 8, phase ^ 1);
+                    bar_expect(bar, STAGE);
+                    tma_load(a + A_BYTES, &map_w, c * kChunk, e * p.N + n0, bar, policy);
+                    tma_load(a, &map_a, c * kChunk, row0, bar, kEvictNormal);
                     if (++stage == STAGES) stage = 0, phase ^= 1;
                 }
             }
@@ -455,8 +434,6 @@ __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtenso
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    if (p.early_weights) wait_previous_grid();
-    release_next_grid();
     const int g = wg - 1, tid = threadIdx.x & 127;
     uint8_t* staged = smem + STAGES * STAGE + (warp - 4) * 16 * ROW;
     const auto release = [&](int s) {
@@ -568,11 +545,7 @@ __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtenso
                 const int row = i * 4 + (lane >> 3), col = n0 + piece * 64 + (lane & 7) * 8;
                 if (row < rows && col < p.N) {
                     const uint4 v = *reinterpret_cast<const uint4*>(staged + row * ROW + (lane & 7) * 16);
-                    uint4* dst = reinterpret_cast<uint4*>(p.out + static_cast<int64_t>(wrow + row) * p.N + col);
-                    if constexpr (STREAM)
-                        __stcs(dst, v);
-                    else
-                        *dst = v;
+                    *reinterpret_cast<uint4*>(p.out + static_cast<int64_t>(wrow + row) * p.N + col) = v;
                 }
             }
         }
@@ -643,7 +616,7 @@ int run_small(const CUtensorMap& map, SmallArgs a, int per_sm, bool overlap, voi
     return launch(mx_small<NT, SRC, FOLDED>, sm_count() * per_sm, 288, smem, overlap, stream, map, a);
 }
 
-template <int BN, int SUB, int PROMOTE, int STAGES, bool STREAM>
+template <int BN, int SUB, int PROMOTE, int STAGES>
 int run_big(const void* a, const void* w, const BigArgs& args, bool overlap, void* stream) {
     CUtensorMap ma, mw;
     if (int rc = make_map(&ma, a, args.M, args.K, 128)) return rc;
@@ -651,11 +624,11 @@ int run_big(const void* a, const void* w, const BigArgs& args, bool overlap, voi
     const int smem = STAGES * (128 + BN) * kChunk + 8 * 16 * (64 * 2 + 16);
     static bool granted = false;
     if (!granted) {
-        const int rc = cudaFuncSetAttribute(mx_big<BN, SUB, PROMOTE, STAGES, STREAM>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+        const int rc = cudaFuncSetAttribute(mx_big<BN, SUB, PROMOTE, STAGES>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
         if (rc) return rc;
         granted = true;
     }
-    return launch(mx_big<BN, SUB, PROMOTE, STAGES, STREAM>, sm_count(), 384, smem, overlap, stream, ma, mw, args);
+    return launch(mx_big<BN, SUB, PROMOTE, STAGES>, sm_count(), 384, smem, overlap, stream, ma, mw, args);
 }
 
 template <int SRC, int TGT>
@@ -721,15 +694,10 @@ int mx_big_launch(const void* a, const void* ae, const void* w, const void* we, 
 #define BIG(ID, ...) \
     case ID: return run_big<__VA_ARGS__>(a, w, args, overlap, stream);
     switch (variant) {
-        BIG(0, 128, 128, 1, 6, false)
-        BIG(1, 256, 128, 1, 4, false)
-        BIG(2, 256, 128, 2, 4, false)
-        BIG(3, 256, 128, 1, 4, true)
-        BIG(4, 256, 256, 0, 4, false)
-        BIG(5, 256, 256, 0, 4, true)
-        BIG(6, 192, 192, 1, 5, false)
-        BIG(7, 192, 192, 2, 5, false)
-        BIG(8, 192, 96, 2, 5, false)
+        BIG(0, 128, 128, 1, 6)
+        BIG(1, 256, 128, 1, 4)
+        BIG(2, 256, 128, 2, 4)
+        BIG(3, 256, 256, 0, 4)
         default: return -4;
     }
 #undef BIG

@@ -86,7 +86,7 @@ def library() -> ctypes.CDLL:
 _MEANING = {
     -1: "the driver has no cuTensorMapEncodeTiled",
     -2: "K is too large for the small-M kernel",
-    -3: "this variant needs an even number of column tiles",
+    
     -4: "unknown variant",
     -5: "more than 256 experts",
 }

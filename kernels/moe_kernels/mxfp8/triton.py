@@ -287,7 +287,6 @@ def _gemm_kernel(
     K,
     E,
     FOLDED: tl.constexpr,
-    PROMOTE: tl.constexpr,
     NATIVE: tl.constexpr,
     WIDE: tl.constexpr,
     BM: tl.constexpr,
@@ -322,7 +321,7 @@ def _gemm_kernel(
             w = tl.load(w_ptr + col * K + k[None, :], mask=w_mask, other=0)
             if FOLDED and NATIVE:
                 fa, fw = a.to(tl.float8e4nv, bitcast=True), w.to(tl.float8e4nv, bitcast=True)
-                acc = tl.dot(fa, fw.T, acc, max_num_imprecise_acc=PROMOTE)
+                acc = tl.dot(fa, fw.T, acc, max_num_imprecise_acc=128)
             else:
                 va, vw = _decode(a), _decode(w)
                 if not FOLDED:
@@ -344,8 +343,6 @@ def grouped_gemm(
     w_scales: torch.Tensor,
     ends: torch.Tensor,
     out: torch.Tensor,
-    *,
-    promote: bool = True,
 ) -> None:
     """Grouped GEMM of folded (scales [M], [E, N]) or canonical (scales [M, K/32], [E, N, K/32]) operands into out [M, N]."""
     (M, K), (E, N, _) = a.shape, w.shape
@@ -367,7 +364,6 @@ def grouped_gemm(
         K,
         E,
         FOLDED=folded,
-        PROMOTE=128 if promote else 1 << 20,
         NATIVE=not interpreted,
         WIDE=tl.float32 if interpreted else tl.bfloat16,
         BM=bm,

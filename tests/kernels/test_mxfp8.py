@@ -1,0 +1,339 @@
+"""MXFP8 kernels and api against the reference: bytes of the row operations, products against FP64, the cases that go wrong."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from moe_kernels import mxfp8
+from moe_kernels.mxfp8 import api, blackwell, linear, reference
+
+# Rounding the FP64 result to BF16 costs at most 2^-9 of each element; FP32 sums over K <= 512 add a few 2^-24 of the magnitudes.
+BF16_ERROR = 2.0**-9
+FP32_ERROR = 1e-6
+
+
+def impls(device: torch.device) -> list[str]:
+    found = ["triton", "reference"]
+    if device.type == "cuda" and api._cuda_ready(device.index or 0):
+        found.append("cuda")
+    return found
+
+
+def hard_rows(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    g = torch.Generator().manual_seed(4)
+    x = torch.randn(23, 96, generator=g) * torch.exp2(
+        torch.randint(-12, 12, (23, 3), generator=g).float()
+    ).repeat_interleave(32, 1)
+    x[3], x[4, 5], x[5, 70] = 0, float("nan"), float("inf")
+    x[6] *= 2.0**-124
+    x[7, :32], x[8], x[9] = 0, 500, 448
+    x[10, 0] = -float("inf")
+    return x.to(dtype).to(device)
+
+
+def same_bytes(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Whether payloads agree byte for byte, any NaN standing for any other."""
+    a, b = got.view(torch.uint8), want.view(torch.uint8)
+    return bool(((a == b) | (((a & 127) == 127) & ((b & 127) == 127))).all())
+
+
+def groups(sizes: list[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor(list(itertools.accumulate(sizes)), dtype=torch.int32, device=device)
+
+
+def operands(sizes: list[int], rows: int, n: int, k: int, device: torch.device, seed: int = 0):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, k, generator=g).bfloat16().to(device)
+    w = (torch.randn(len(sizes), n, k, generator=g) * k**-0.5).bfloat16().to(device)
+    return x, w, groups(sizes, device)
+
+
+def folded_weight(w: torch.Tensor) -> mxfp8.Folded:
+    return linear._quantize_weight(w, "floor", "reference")
+
+
+def relative(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.detach().double() - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("rounding", ["floor", "rceil"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("target", ["canonical", "folded", "row"])
+def test_row_kernels_write_the_reference_bytes(device, dtype, rounding, target):
+    x = hard_rows(device, dtype)
+    want = mxfp8.quantize(x, rounding, target, impl="reference")
+    for impl in impls(device):
+        wide = torch.zeros(1, dtype=torch.int32, device=device)
+        got = mxfp8.quantize(x, rounding, target, impl=impl, wide=wide)
+        assert same_bytes(got[0], want[0]) and torch.equal(got[1], want[1])
+        assert int(wide) == reference.fold(*reference.quantize(x, rounding))[2] > 0
+
+
+def test_fold_kernels_write_the_reference_bytes(device):
+    mx = mxfp8.quantize(hard_rows(device, torch.float32), impl="reference")
+    mx.payload[0, :32] = 0
+    mx.scales[0, 0] = 250
+    payload, row_scale, count = reference.fold(*mx)
+    for impl in impls(device):
+        wide = torch.ones(1, dtype=torch.int32, device=device)
+        got = mxfp8.fold(mx, impl=impl, wide=wide)
+        assert same_bytes(got.payload, payload) and torch.equal(got.row_scale, row_scale)
+        assert int(wide) == 1 + count
+
+
+@pytest.mark.parametrize("k", [32, 160, 2080])
+def test_rows_of_any_width(device, k):
+    x = torch.randn(3, k, device=device).bfloat16()
+    want = mxfp8.quantize(x, target="folded", impl="reference")
+    for impl in impls(device):
+        got = mxfp8.quantize(x, target="folded", impl=impl)
+        assert same_bytes(got[0], want[0]) and torch.equal(got[1], want[1])
+
+
+@pytest.mark.parametrize("target", ["canonical", "folded"])
+def test_swiglu_fused_with_quantisation(device, target):
+    h = torch.randn(9, 128, device=device).bfloat16()
+    want = mxfp8.swiglu_quantize(h, target=target, impl="reference")
+    got = mxfp8.swiglu_quantize(h, target=target, impl="triton")
+    differing = (got[0].view(torch.uint8) != want[0].view(torch.uint8)).float().mean()
+    # exp differs by an ulp between libraries, which moves a value across a BF16 or E4M3 rounding boundary now and then.
+    assert differing < 0.01
+    assert relative(mxfp8.dequantize(mxfp8.MX(*got)), mxfp8.dequantize(mxfp8.MX(*want)).double()) < 0.01
+
+
+@pytest.mark.parametrize("target", ["canonical", "folded"])
+def test_dispatch_puts_each_copy_into_its_destination_and_nowhere_else(device, target):
+    T, k, K, R = 7, 2, 64, 3
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(T, K, generator=g).to(device)
+    rank = torch.randint(-1, R, (T, k), generator=g, dtype=torch.int32).to(device)
+    row = torch.arange(T * k, dtype=torch.int32).view(T, k).flip(0).contiguous().to(device)
+    per_row = K // 32 if target == "canonical" else 1
+    payload = torch.full((R, T * k, K), 9, dtype=torch.uint8, device=device)
+    scales = torch.full((R, T * k, per_row), 9, dtype=torch.uint8, device=device)
+    addresses = [torch.tensor([b[r].data_ptr() for r in range(R)], device=device) for b in (payload, scales)]
+    mxfp8.dispatch_quantize(x, rank, row, *addresses, target=target)
+    want = mxfp8.quantize(x, target=target, impl="reference")
+    expected, expected_scales = torch.full_like(payload, 9), torch.full_like(scales, 9)
+    for t, c in itertools.product(range(T), range(k)):
+        if rank[t, c] >= 0:
+            expected[rank[t, c], row[t, c]] = want[0][t].view(torch.uint8)
+            expected_scales[rank[t, c], row[t, c]] = want[1][t].view(per_row)
+    assert (rank < 0).any()
+    assert torch.equal(payload, expected) and torch.equal(scales, expected_scales)
+
+
+SIZES = [[0, 17, 0, 5], [33, 0, 1, 0], [0, 0, 0, 0], [38, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("k", [64, 96])
+def test_products_match_fp64_of_the_folded_values(device, sizes, k):
+    x, w, ends = operands(sizes, 40, 48, k, device)
+    a, fw = mxfp8.quantize(x, target="folded", impl="reference"), folded_weight(w)
+    last = sum(sizes)
+    want = reference.grouped_gemm(reference.dequantize(*a), reference.dequantize(*fw), ends)[:last]
+    for impl, source in itertools.product(impls(device), (a, mxfp8.quantize(x, impl="reference"), x)):
+        # The interpreter truncates where the GPU rounds to BF16.
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        out = torch.full((40, 48), torch.nan, dtype=dtype, device=device)
+        mxfp8.grouped_gemm(source, fw, ends, out=out, impl=impl)
+        assert out[last:].isnan().all(), "rows of no group were written"
+        assert ((out[:last].double() - want).abs() <= BF16_ERROR * want.abs() + FP32_ERROR).all()
+
+
+@pytest.mark.parametrize("sizes", SIZES[:2])
+def test_exact_mode_matches_fp64_of_the_canonical_values(device, sizes):
+    x, w, ends = operands(sizes, 40, 48, 96, device)
+    x[:, :32] *= 2.0**20
+    w[:, :, :32] = 0
+    a, mw, last = mxfp8.quantize(x, impl="reference"), linear.exact_operand(w, impl="reference"), sum(sizes)
+    want = reference.grouped_gemm(reference.dequantize(*a), reference.dequantize(*mw), ends)[:last]
+    for impl in impls(device):
+        out = torch.full((40, 48), torch.nan, dtype=torch.float32, device=device)
+        mxfp8.grouped_gemm(a, mw, ends, out=out, impl=impl)
+        assert out[last:].isnan().all()
+        assert ((out[:last].double() - want).abs() <= FP32_ERROR + 2.0**-22 * want.abs()).all()
+        folded = mxfp8.grouped_gemm(a, folded_weight(w), ends, impl=impl)
+        assert relative(folded[:last], want) > 0.5, "folding is expected to lose these rows"
+
+
+def test_nan_stays_in_its_row_and_padding_scales_are_not_read(device):
+    sizes = [5, 6]
+    x, w, ends = operands(sizes, 20, 32, 96, device)
+    x[3, 40] = float("nan")
+    x[11:] = float("nan")
+    fw = folded_weight(w)
+    for impl in impls(device):
+        out = mxfp8.grouped_gemm(x, fw, ends, out=torch.zeros(20, 32, dtype=torch.bfloat16, device=device), impl=impl)
+        bad = out.isnan().any(1)
+        assert bad.tolist() == [row == 3 for row in range(20)]
+
+
+def test_offsets_past_the_rows_are_clamped(device):
+    x, w, _ = operands([4, 4], 8, 32, 64, device)
+    fw = folded_weight(w)
+    for impl in impls(device):
+        far = mxfp8.grouped_gemm(x, fw, groups([4, 1000], device), impl=impl)
+        assert torch.equal(far, mxfp8.grouped_gemm(x, fw, groups([4, 4], device), impl=impl))
+
+
+def test_bad_arguments_are_named(device):
+    x, w, ends = operands([4, 4], 8, 32, 64, device)
+    fw, a = folded_weight(w), mxfp8.quantize(x, impl="reference")
+    with pytest.raises(ValueError, match="multiple of 32; got 40"):
+        mxfp8.quantize(torch.zeros(2, 40, device=device))
+    with pytest.raises(ValueError, match="rounding must be 'floor' or 'rceil'; got 'even'"):
+        mxfp8.quantize(x, "even")
+    with pytest.raises(ValueError, match="target must be one of canonical, folded, row; got 'rows'"):
+        mxfp8.quantize(x, target="rows")
+    with pytest.raises(TypeError, match="offsets must have dtype torch.int32"):
+        mxfp8.grouped_gemm(x, fw, ends.long())
+    with pytest.raises(ValueError, match="offsets must have shape"):
+        mxfp8.grouped_gemm(x, fw, ends[:1])
+    with pytest.raises(TypeError, match="exact mode"):
+        mxfp8.grouped_gemm(x, linear.exact_operand(w, impl="reference"), ends)
+    with pytest.raises(ValueError, match="share memory"):
+        mxfp8.grouped_gemm(x, fw, ends, out=x.view(8, 64)[:, :32].as_strided((8, 32), (32, 1)))
+    with pytest.raises(ValueError, match="accumulate must be"):
+        mxfp8.grouped_gemm(a, fw, ends, accumulate="slow")
+    with pytest.raises(ValueError, match="out payload must have shape"):
+        mxfp8.fold(
+            a,
+            out=(
+                torch.empty(1, 64, dtype=torch.float8_e4m3fn, device=device),
+                torch.empty(8, dtype=torch.uint8, device=device),
+            ),
+        )
+    with pytest.raises(ValueError, match="multiples of 32; got 40"):
+        mxfp8.GroupedLinear(2, 40, 64)
+
+
+def test_linear_gradients_against_fp64(device):
+    sizes = [7, 0, 12]
+    x, w, ends = operands(sizes, 24, 64, 96, device)
+    layer = mxfp8.GroupedLinear(3, 96, 64, device=device, impl="reference" if device.type == "cpu" else None)
+    layer.weight.data.copy_(w)
+    x.requires_grad_()
+    grad = torch.randn(24, 64, device=device).bfloat16()
+    y = layer(x, ends)
+    y.backward(grad)
+    assert (y[19:] == 0).all() and (x.grad[19:] == 0).all()
+    want_y = reference.grouped_gemm(x.detach(), w, ends)[:19]
+    want_x = reference.grouped_gemm(grad, w.transpose(1, 2), ends)[:19]
+    # Both operands keep 4 significant bits of E4M3: 2^-4 at worst an element, near 4e-2 in the norm.
+    assert relative(y[:19], want_y) < 0.06 and relative(x.grad[:19], want_x) < 0.06
+    for e, (start, stop) in enumerate(reference.group_starts(ends, 24)):
+        want = grad[start:stop].double().T @ x.detach()[start:stop].double()
+        assert ((layer.weight.grad[e].double() - want).abs() <= 2.0**-8 * want.abs() + 1e-5).all()
+
+
+def test_weight_copies_are_renewed_once_after_each_step(monkeypatch):
+    made = []
+    real = linear.QuantizedWeight
+    monkeypatch.setattr(linear, "QuantizedWeight", lambda *a: made.append(1) or real(*a))
+    layer = mxfp8.GroupedLinear(2, 32, 32, dtype=torch.float32)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    x, ends = torch.randn(4, 32), torch.tensor([2, 4], dtype=torch.int32)
+    outputs = []
+    for _ in range(2):
+        for _ in range(3):
+            outputs.append(layer(x, ends))
+        outputs[-1].sum().backward()
+        optimizer.step()
+    assert len(made) == 2
+    assert torch.equal(outputs[0], outputs[2]) and not torch.equal(outputs[2], outputs[3])
+
+
+def test_block_scaled_layout_is_a_permutation_with_known_places():
+    scales = torch.arange(200 * 6, dtype=torch.int32).view(200, 6)
+    flat = blackwell.swizzle_scales(scales)
+    assert flat.numel() == 256 * 8
+    for r, c in ((0, 0), (31, 3), (32, 1), (127, 3), (128, 0), (199, 5)):
+        tile = (r // 128) * 2 + c // 4
+        assert flat[tile * 512 + (r % 32) * 16 + (r % 128) // 32 * 4 + c % 4] == scales[r, c]
+    with pytest.raises(RuntimeError, match="compute capability 10"):
+        blackwell.grouped_gemm(
+            mxfp8.quantize(torch.zeros(2, 32)),
+            linear.exact_operand(torch.zeros(1, 2, 32)),
+            torch.tensor([2], dtype=torch.int32),
+        )
+
+
+GPU = torch.device("cuda")
+
+
+@pytest.fixture
+def cuda_kernels() -> None:
+    if not api._cuda_ready(0):
+        pytest.skip("the CUDA kernels need compute capability 9 and nvcc")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", [*range(4), *(api.SMALL + c for c in (8, 16, 32, 64, 108, 116, 132))])
+@pytest.mark.parametrize("n, k", [(768, 1536), (208, 2336)])
+def test_every_cuda_variant(cuda_kernels, variant, n, k):
+    sizes = [0, 129, 300, 128, 0, 1, 8, 250]
+    x, w, ends = operands(sizes, 1000, n, k, GPU)
+    fw = folded_weight(w)
+    last = sum(sizes)
+    want = reference.grouped_gemm(
+        reference.dequantize(*mxfp8.quantize(x, target="folded", impl="reference")), reference.dequantize(*fw), ends
+    )[:last]
+    # The tensor core's own accumulator keeps 14 bits or so of a sum: 1e-3 of the norm at these K.
+    limit = 2.5e-3 if variant == 3 else 1.8e-3
+    for source, overlap in itertools.product((x, mxfp8.quantize(x), mxfp8.quantize(x, target="folded")), (False, True)):
+        out = torch.full((1000, n), torch.nan, dtype=torch.bfloat16, device=GPU)
+        mxfp8.grouped_gemm(source, fw, ends, out=out, variant=variant, overlap=overlap)
+        assert out[last:].isnan().all()
+        assert relative(out[:last], want) < limit
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [48, 4096])
+def test_replay_follows_new_offsets_and_repeats_bitwise(cuda_kernels, rows):
+    sizes = [rows // 4] * 4
+    x, w, ends = operands(sizes, rows, 256, 256, GPU)
+    fw, out = folded_weight(w), torch.empty(rows, 256, dtype=torch.bfloat16, device=GPU)
+    scratch = mxfp8.Folded(*mxfp8.quantize(x, target="folded"))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        mxfp8.grouped_gemm(x, fw, ends, out=out, scratch=scratch)
+        side.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            for _ in range(3):
+                mxfp8.grouped_gemm(x, fw, ends, out=out, scratch=scratch)
+    for new in ([rows // 2, 0, rows // 4, rows // 4], [1, 2, 3, 4], [0, 0, 0, rows]):
+        ends.copy_(groups(new, GPU))
+        out.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        eager = torch.full_like(out, torch.nan)
+        mxfp8.grouped_gemm(x, fw, ends, out=eager)
+        assert torch.equal(out.nan_to_num(7.0), eager.nan_to_num(7.0))
+        assert eager[: sum(new)].isfinite().all() and eager[sum(new) :].isnan().all()
+
+
+@pytest.mark.gpu
+def test_chain_of_overlapped_launches_sees_fresh_rows(cuda_kernels):
+    x, w, ends = operands([16] * 4, 64, 256, 256, GPU)
+    fw = folded_weight(w)
+    for step in range(200):
+        rows = x * (1 + step % 7)
+        first = mxfp8.grouped_gemm(rows, fw, ends)
+        second = mxfp8.grouped_gemm(first, fw, ends)
+        if step % 20 == 0:
+            want = mxfp8.grouped_gemm(mxfp8.grouped_gemm(rows, fw, ends, overlap=False), fw, ends, overlap=False)
+            assert torch.equal(second, want)
+
+
+@pytest.mark.gpu
+def test_traces_under_torch_compile(cuda_kernels):
+    x, w, ends = operands([16] * 4, 64, 256, 256, GPU)
+    fw = folded_weight(w)
+    compiled = torch.compile(lambda a: mxfp8.grouped_gemm(a, fw, ends) * 2, fullgraph=True)
+    torch.testing.assert_close(compiled(x), mxfp8.grouped_gemm(x, fw, ends) * 2)
