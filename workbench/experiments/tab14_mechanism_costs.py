@@ -346,7 +346,7 @@ def _draw_measured(fig: go.Figure, rows: list[dict[str, Any]]) -> None:
                     row=2, col=2)  # fmt: skip
     fig.add_scatter(x=[f"factor {f:g}" for f in factors], y=[1 / f for f in factors], mode="markers",
                     name="share of rows that is valid", row=2, col=2,
-                    marker={"symbol": "line-ew-open", "size": 60, "color": INK, "line": {"width": 2}})  # fmt: skip
+                    marker={"symbol": "line-ew-open", "size": 110, "color": INK, "line": {"width": 2}})  # fmt: skip
     fig.update_yaxes(tickformat=".0%", title="share of device time", row=2, col=1, rangemode="tozero")
     fig.update_yaxes(title=f"ratio at {tokens} tokens", row=2, col=2, rangemode="tozero")
 
