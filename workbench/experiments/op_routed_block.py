@@ -24,9 +24,9 @@ class RoutedBlockParams(Params):
     """Parameters of the runs; widths are those of the development model."""
 
     num_experts: int = param(16, "experts on this GPU: one rank's share of 128 at EP8", min=8, max=128)
-    layer_tokens: tuple[int, ...] = param((512, 1024, 2048, 4096, 8192, 16384), "tokens per microbatch of the layer")
+    layer_tokens: tuple[int, ...] = param((1024, 2048, 4096, 8192, 16384), "tokens per microbatch of the layer")
     step_tokens: tuple[int, ...] = param((2048, 4096, 8192, 16384), "tokens per microbatch of the model step")
-    rounds: int = param(8, "interleaved visits of each variant", min=2, max=100)
+    rounds: int = param(5, "interleaved visits of each variant", min=2, max=100)
     grouped_gemm: str = param("triton", "grouped GEMM of the experts", choices=("triton", "torch"))
 
 
@@ -76,7 +76,7 @@ def _measure_size(params: RoutedBlockParams, recorder: Any, level: str, tokens: 
             for _ in range(3):
                 call()
         torch.cuda.synchronize()
-        batch = max(1, min(20, 16384 // tokens)) * (4 if level == "layer" else 1)
+        batch = max(4, min(12, 32768 // tokens)) if level == "layer" else 1
         timer = lambda call, batch=batch: wall_us(call, repeats=2, warmup=1, batch=batch)  # noqa: E731
         times = interleaved(calls, rounds=params.rounds, timer=timer)
         for name, call in calls.items():
