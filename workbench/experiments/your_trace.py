@@ -11,7 +11,7 @@ from typing import Any
 from workbench.experiment import Check, Params, Result, param
 from workbench.experiments._traces import TraceExperiment
 
-RECORDING = None
+RECORDING = "2026-11-29_h200_25f210b"
 FILE = "loop_with_stacks.json.gz"
 
 

@@ -169,10 +169,10 @@ class Analysis:
                 continue
             submissions = self.launches[calls.thread[self.launches] == thread]
             at = np.searchsorted(submissions, launch[here], "left") - 1
-            previous = np.where(at >= 0, calls.end_ns[submissions[np.maximum(at, 0)]], np.iinfo(np.int64).min)
-            last = np.searchsorted(waits.start_ns[mine], calls.start_ns[launch[here]], "left") - 1
+            previous = np.where(at >= 0, submissions[np.maximum(at, 0)], NONE)
+            last = np.searchsorted(waits.call[mine], launch[here], "left") - 1
             candidate = mine[np.maximum(last, 0)]
-            is_sync = (last >= 0) & (waits.end_ns[candidate] >= previous)
+            is_sync = (last >= 0) & (waits.call[candidate] >= previous)
             rows = here[is_sync]
             cause[rows] = SYNC
             wait[rows] = candidate[is_sync]

@@ -45,7 +45,7 @@ from workbench.traces.trace import (
     table_from_chunks,
 )
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 4 << 20
 MAX_EVENT_BYTES = 64 << 20
 _INT64 = 1 << 63
 
@@ -127,12 +127,15 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _read_block(stream: BinaryIO, size: int, builder: _Builder) -> bytes:
+    parts, got = [], 0
     try:
-        return stream.read(size)
+        while got < size and (part := stream.read1(size - got)):  # type: ignore[attr-defined]
+            parts.append(part)
+            got += len(part)
     except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
         builder.count("truncated_file")
         builder.warn(f"the compressed stream is damaged ({error}); events after that point are lost")
-        return b""
+    return b"".join(parts)
 
 
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -177,7 +180,7 @@ def _find_events(stream: BinaryIO, builder: _Builder) -> bytes | None:
             return head[found.end() :]
         if not more:
             break
-        if len(head) > 8 * BLOCK_BYTES:
+        if len(head) > MAX_EVENT_BYTES:
             raise TraceError(
                 f"{builder.source}: no traceEvents in the first {len(head)} bytes, expected a Kineto trace"
             )
@@ -238,58 +241,39 @@ def _repair_block(block: bytes, builder: _Builder, last: bool = False) -> list[_
     events: list[_Event] = []
     damaged = repaired = 0
     starts = [m.end() for m in _EVENT_START.finditer(block)]
-    leading = block[: starts[0]].strip(b" \t\r\n,[") if starts else block.strip(b" \t\r\n,[")
-    at_end = False
+    leading = (block[: starts[0]] if starts else block).strip(b" \t\r\n,[")
+    closed = not starts and leading.startswith(b"]")
     for begin, end in zip(starts, [*starts[1:], len(block)]):
-        piece = block[begin:end]
-        final = last and end == len(block)
-        event, mended = _salvage(piece)
-        if event is None:
-            damaged += not final
-            at_end = final
-        else:
+        event, mended, closed = _salvage(block[begin:end])
+        if event is not None:
             repaired += mended
             events.append(event)
-            if final:
-                at_end = not _closes(piece)
-    if leading and not last:
-        damaged += 1
-    if last and not starts and leading[:1] not in (b"", b"]", b"}"):
-        at_end = True
-    if damaged:
-        builder.count("damaged_events", damaged)
-    if repaired:
-        builder.count("repaired_events", repaired)
-    if at_end:
+        else:
+            damaged += not (last and end == len(block))
+    damaged += bool(leading and not last)
+    builder.count("damaged_events", damaged)
+    builder.count("repaired_events", repaired)
+    if last and not closed:
         builder.count("truncated_file")
         builder.warn("the file ends inside the event list: the last event and everything after it are lost")
     return events
 
 
-def _closes(piece: bytes) -> bool:
-    return b"]" in piece[piece.rfind(b"}", 0, max(0, piece.rfind(b"]"))) + 1 :]
-
-
-def _salvage(piece: bytes) -> tuple[_Event | None, bool]:
-    text = piece.rstrip(b" \t\r\n,")
+def _salvage(piece: bytes) -> tuple[_Event | None, bool, bool]:
+    """(event or None, was its text mended, does the list close after it)."""
     try:
-        return _decode_event(text), False
+        return _decode_event(piece.rstrip(b" \t\r\n,")), False, False
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
         pass
-    mended = piece.decode("utf-8", "replace")
-    mended = _BAD_NUMBER.sub(": null", _BAD_ESCAPE.sub(r"\\\\", _CONTROL.sub("\ufffd", mended)))
+    text = piece.decode("utf-8", "replace")
+    mended = _BAD_NUMBER.sub(": null", _BAD_ESCAPE.sub(r"\\\\", _CONTROL.sub("\ufffd", text)))
     try:
         raw, stop = json.JSONDecoder(strict=False, parse_float=_Text, parse_int=_Text).raw_decode(mended)
-        clean = (
-            mended[:stop].rstrip() == mended.rstrip(" \t\r\n,") == piece.decode("utf-8", "replace").rstrip(" \t\r\n,")
-        )
-        return _decode_event(_dump(raw)), not clean and not _only_tail(mended[stop:])
+        event = _decode_event(_dump(raw))
     except (ValueError, msgspec.DecodeError, RecursionError):
-        return None, False
-
-
-def _only_tail(text: str) -> bool:
-    return text.strip(" \t\r\n,")[:1] in ("", "]")
+        return None, False, False
+    after = mended[stop:].lstrip(" \t\r\n,")
+    return event, mended != text or "\ufffd" in text or after[:1] not in ("", "]"), after.startswith("]")
 
 
 class _Text(str):
@@ -301,10 +285,12 @@ def _dump(value: Any) -> bytes:
     if isinstance(value, _Text):
         return value.encode()
     if isinstance(value, dict):
-        return b"{" + b",".join(json.dumps(k).encode() + b":" + _dump(v) for k, v in value.items()) + b"}"
+        return b"{" + b",".join(_dump(str(k)) + b":" + _dump(v) for k, v in value.items()) + b"}"
     if isinstance(value, list):
         return b"[" + b",".join(map(_dump, value)) + b"]"
-    return json.dumps(value).encode("utf-8", "replace")
+    if isinstance(value, str):  # lone surrogates have no UTF-8
+        value = value.encode("utf-8", "replace").decode()
+    return json.dumps(value).encode()
 
 
 class _Builder:

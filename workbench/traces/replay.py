@@ -153,9 +153,9 @@ def to_program(trace: Trace | Analysis, *, window: Window | None = None, process
     lanes, lane = _lanes(ops.device[op], ops.stream[op])
     dep = _dependencies(analysis, op, lane, submitted)
     base = np.maximum(submitted, _reach_before(ops.end_ns[op], lane, origin))
-    starved = submitted >= base
     held = dep >= 0
     base[held] = np.maximum(base[held], ops.end_ns[op[dep[held]]])
+    starved = submitted >= base
     total = np.maximum(ops.end_ns[op] - base, 0)
     overhead = np.clip(ops.start_ns[op] - base, 0, total)
     end = int(max(ops.end_ns[op].max(), after.max()))

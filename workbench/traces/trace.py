@@ -127,7 +127,11 @@ def column_dtypes(table: type) -> dict[str, Any]:
 
 
 def table_from_chunks(table: type, chunks: list[dict[str, np.ndarray]]) -> Any:
-    """Concatenate column chunks into one table sorted by start (longer first at equal starts, so parents precede)."""
+    """Concatenate column chunks into one table sorted by start.
+
+    At equal starts the longer goes first, so that parents precede; calls follow one another on their thread, so there
+    the shorter does.
+    """
     columns = {}
     for name, dtype in column_dtypes(table).items():
         parts = [c.pop(name) for c in chunks]
@@ -135,8 +139,9 @@ def table_from_chunks(table: type, chunks: list[dict[str, np.ndarray]]) -> Any:
     start, end = columns["start_ns"], columns["end_ns"]
     if len(start) > 1:
         step = np.diff(start)
-        if (step < 0).any() or ((step == 0) & (np.diff(end) > 0)).any():
-            order = np.lexsort((-end, start))
+        second = end if table is Calls else -end
+        if (step < 0).any() or ((step == 0) & (np.diff(second) < 0)).any():
+            order = np.lexsort((second, start))
             for name in columns:
                 columns[name] = columns[name][order]
     return table(**columns)

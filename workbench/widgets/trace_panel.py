@@ -122,7 +122,8 @@ class TracePanel:
 
         if self.replay is None:
             return
-        chosen = {"none": False, "all": True}.get(self.waits.value, self.waits.value)
+        value = str(self.waits.value)
+        chosen: bool | str = {"none": False, "all": True}.get(value, value)
         place = chosen.split(" (")[0] if isinstance(chosen, str) else chosen
         try:
             self.answer = what_if(self.replay, remove_waits=place, host_scale=self.host.value,
@@ -132,7 +133,7 @@ class TracePanel:
             return
         a = self.answer
         lines = [
-            f"measured {a['measured_us']:.1f} us, replayed {a['replayed_us']:.1f} us, predicted {a['predicted_us']:.1f} us",
+            f"measured {a['measured_us']:.1f}, replayed {a['replayed_us']:.1f}, predicted {a['predicted_us']:.1f} us",
             f"idle: measured {a['measured_idle_us']:.1f} us, predicted {a['predicted_idle_us']:.1f} us",
             "",
             *(f"- {text}" for text in a["assumptions"]),

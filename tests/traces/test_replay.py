@@ -1,0 +1,129 @@
+"""What-ifs: removed waits (all, by line), scales, merged launches, windows, and what is said about assumptions."""
+
+from __future__ import annotations
+
+import pytest
+from kineto_files import call, d2h, event, kernel, launch, write
+
+from workbench.traces import TraceError, read
+from workbench.traces.replay import to_program, what_if
+
+K = 1_000
+
+
+def loop(reads: bool, n: int = 6) -> list[dict]:
+    """Submission 10 us, device 30 us per block; a read returns 5 us after its copy. Times follow the queue rule."""
+    events, clock, free = [], 0, 0
+    for i in range(n):
+        events.append(event("python_function", f"model.py({10 + i}): block", clock, clock + 200 * K))
+        events.append(launch(clock + 2 * K, clock + 10 * K, 2 * i + 1))
+        clock += 10 * K
+        start = max(clock, free)
+        free = start + 30 * K
+        events.append(kernel(start, free, 2 * i + 1))
+        if reads:
+            op = event("cpu_op", "aten::item", clock, free + 7 * K)
+            events += [op, call("cudaMemcpyAsync", clock, clock + 2 * K, 2 * i + 2), d2h(free, free + 1 * K, 2 * i + 2, "Pinned"),
+                       call("cudaStreamSynchronize", clock + 3 * K, free + 6 * K, 900 + i)]  # fmt: skip
+            free += 1 * K
+            clock = free + 6 * K
+    return events
+
+
+def test_removing_the_reads_predicts_the_loop_without_them(tmp_path):
+    with_reads = read(write(tmp_path, loop(True)))
+    without = what_if(read(write(tmp_path, loop(False), "free.json")))
+    answer = what_if(with_reads, remove_waits=True)
+    assert answer["replayed_us"] == answer["measured_us"] and answer["removed_waits"] == 6
+    assert answer["predicted_us"] == pytest.approx(without["measured_us"], rel=0.01)
+    assert answer["predicted_idle_us"] == pytest.approx(0, abs=2) and answer["measured_idle_us"] > 70
+
+
+def test_waits_of_one_line_only(tmp_path):
+    trace = read(write(tmp_path, loop(True)))
+    some = what_if(trace, remove_waits="model.py:12")
+    every = what_if(trace, remove_waits=True)
+    assert some["removed_waits"] == 1 and every["predicted_us"] < some["predicted_us"] < some["measured_us"]
+    with pytest.raises(ValueError, match=r"no wait matches 'absent.py'; waits are at: model.py:10"):
+        what_if(trace, remove_waits="absent.py")
+
+
+def test_host_and_device_scales(tmp_path):
+    submission_bound = [
+        e
+        for i in range(5)
+        for e in (
+            launch(i * 20 * K, i * 20 * K + 10 * K, i + 1),
+            kernel(i * 20 * K + 12 * K, i * 20 * K + 17 * K, i + 1),
+        )
+    ]
+    trace = read(write(tmp_path, submission_bound))
+    assert what_if(trace)["measured_us"] == 97
+    assert what_if(trace, host_scale=0.5)["predicted_us"] == pytest.approx(90 / 2 + 7, abs=0.1)
+    assert what_if(trace, device_scale=0.5)["predicted_us"] == pytest.approx(94.5, abs=0.1)
+    assert what_if(trace, host_scale=0)["predicted_us"] < 40
+    for bad in ({"host_scale": -1}, {"device_scale": float("nan")}, {"merge_launches": 0}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            what_if(trace, **bad)
+
+
+def test_merging_launches_cuts_submissions_but_not_across_waits_or_steps(tmp_path):
+    events = [
+        e
+        for i in range(8)
+        for e in (
+            launch(i * 20 * K, i * 20 * K + 10 * K, i + 1),
+            kernel(i * 20 * K + 12 * K, i * 20 * K + 17 * K, i + 1),
+        )
+    ]
+    trace = read(write(tmp_path, events))
+    assert what_if(trace, merge_launches=4)["submissions"] == 2
+    graph = what_if(trace, merge_launches=1000)
+    assert graph["submissions"] == 1 and graph["predicted_us"] < 65
+    stepped = [event("user_annotation", f"ProfilerStep#{i}", i * 80 * K, i * 80 * K + 79 * K) for i in range(2)]
+    assert what_if(read(write(tmp_path, [*events, *stepped])), merge_launches=1000)["submissions"] == 2
+    assert what_if(read(write(tmp_path, loop(True))), merge_launches=1000)["submissions"] == 6
+
+
+def test_cross_stream_dependency_is_inferred_and_kept(tmp_path):
+    events = [
+        launch(0, 1 * K, 1),
+        kernel(2 * K, 50 * K, 1),
+        launch(2 * K, 3 * K, 2),
+        kernel(51 * K, 60 * K, 2, stream=9),
+    ]
+    replay = to_program(read(write(tmp_path, events)))
+    assert (replay.dep >= 0).sum() == 1
+    assert what_if(replay, device_scale=2)["predicted_us"] == pytest.approx(1 + 1 + 96 + 1 + 18, abs=0.1)
+    assert any("another stream" in text for text in what_if(replay)["assumptions"])
+
+
+def test_a_trace_without_launches_cannot_be_replayed(tmp_path):
+    with pytest.raises(TraceError, match="no device operation has a recorded launch"):
+        to_program(read(write(tmp_path, [kernel(0, 5 * K, 1)])))
+    with pytest.raises(TraceError, match="nothing was launched in this window"):
+        to_program(read(write(tmp_path, loop(False))), window=(10**9, 2 * 10**9))
+
+
+def test_carry_in_is_queued_from_the_start(tmp_path):
+    events = [kernel(0, 50 * K, 77), launch(10 * K, 12 * K, 1), kernel(50 * K, 60 * K, 1)]
+    answer = what_if(read(write(tmp_path, events)))
+    assert answer["replayed_us"] == answer["measured_us"] == 60
+    assert any("queued from the start" in text for text in answer["assumptions"])
+
+
+def test_assumptions_name_every_change(tmp_path):
+    text = " ".join(
+        what_if(
+            read(write(tmp_path, loop(True))), remove_waits=True, host_scale=0.5, device_scale=0.25, merge_launches=3
+        )["assumptions"]
+    )
+    for part in (
+        "6 waits are removed",
+        "0.5",
+        "0.25",
+        "up to 3 successive launches",
+        "one host timeline",
+        "profiler itself",
+    ):
+        assert part in text
