@@ -18,8 +18,6 @@ BINS = 240
 """Of the utilisation band and the headroom curve."""
 MERGE_NS = 3_000
 """Device work with smaller gaps is drawn as one box: kernels follow each other within about a microsecond."""
-WAIT_CALL_NS = 3_000
-"""What a synchronise call costs the host where there is nothing to wait for."""
 
 
 def analyse(path: Path, microbatch: str, zoom_blocks: tuple[int, int] = (3, 5)) -> list[dict[str, Any]]:
@@ -181,6 +179,8 @@ def _band_rows(analysis: Analysis, pair: Any, window: tuple[int, int]) -> list[d
 def _summary(
     analysis: Analysis, pair: Any, window: tuple[int, int], forward: list[Any], backward: list[Any], host_end: int
 ) -> dict[str, Any]:
+    from workbench.traces.replay import what_if
+
     low, high = window
     begin, end = forward[0]["device_start"], forward[-1]["device_end"]
     idle = analysis.idle(pair, (begin, end))
@@ -188,7 +188,8 @@ def _summary(
     not_begun = sum(b["device_start"] > submitted_at for b in forward)
     gaps = idle.end_ns - idle.start_ns
     device_us = _us(high - begin)
-    predicted, shape = without_waits(analysis, pair, begin, high)
+    replayed = what_if(analysis, remove_waits=True)
+    gain_us = replayed["replayed_us"] - replayed["predicted_us"]
     return {
         "part": "capture",
         "forward_us": _us(end - begin), "forward_idle_us": _us(idle.total_ns()),
@@ -201,50 +202,6 @@ def _summary(
         "submitted_us": _us(host_end - low), "forward_submitted_us": _us(submitted_at - low),
         "not_begun_at_submission": not_begun, "device_us": device_us,
         "device_idle_us": _us(analysis.idle(pair, (begin, high)).total_ns()),
-        "predicted_us": _us(predicted), "replayed_us": _us(shape),
+        "predicted_us": round(device_us - gain_us, 3),
         "backward_blocks": len(backward),
     }  # fmt: skip
-
-
-def without_waits(analysis: Analysis, pair: Any, begin: int, end: int) -> tuple[int, int]:
-    """Return (device time of [begin, end) replayed without the host's waits, the same replay with them), in ns.
-
-    Host time spent in counted waits is taken out of every later submission, all but the cost of a call that finds
-    nothing to wait for. Device operations keep their durations, their order, their overlap and the gaps that were not
-    the host's; an operation starts when it is submitted and its predecessor lets it.
-    """
-    import numpy as np
-
-    waits = analysis.waits
-    counted = waits.counted().nonzero()[0]
-    saved = np.maximum(waits.end_ns[counted] - waits.start_ns[counted] - WAIT_CALL_NS, 0)
-    before = np.concatenate([[0], np.cumsum(saved)])
-    shift = before[np.searchsorted(waits.start_ns[counted], analysis.submitted, "right")]
-    return (
-        _replay(analysis, pair, analysis.submitted - shift, begin, end),
-        _replay(analysis, pair, analysis.submitted, begin, end),
-    )
-
-
-def _replay(analysis: Analysis, pair: Any, submitted: np.ndarray, begin: int, end: int) -> int:
-    ops = analysis.trace.ops
-    rows = analysis.rows[pair]
-    frontier = new_frontier = previous = new_previous = -(1 << 62)
-    first = last = None
-    for i in rows.tolist():
-        start, stop, known = int(ops.start_ns[i]), int(ops.end_ns[i]), int(submitted[i])
-        if first is None and frontier < 0:
-            new_start = max(start, known)
-        elif start >= frontier:
-            # A gap before an operation that was submitted in time is the device's own and stays.
-            own = start - frontier if int(analysis.submitted[i]) <= frontier else 0
-            new_start = max(known, new_frontier + own)
-        else:
-            new_start = max(known, new_previous + start - previous)
-        new_stop = new_start + stop - start
-        frontier, new_frontier = max(frontier, stop), max(new_frontier, new_stop)
-        previous, new_previous = start, new_start
-        if start >= begin and start < end:
-            first = new_start if first is None else min(first, new_start)
-            last = new_stop if last is None else max(last, new_stop)
-    return 0 if first is None or last is None else last - first

@@ -134,7 +134,7 @@ def what_if(result: Result, length: int) -> tuple[float, float]:
     """
     (summary,) = _part(result, "capture", "synchronized", length)
     synchronized, rowwise = (step_spread(result, v, length)[0] for v in ("synchronized", "rowwise"))
-    return synchronized * summary["predicted_us"] / summary["replayed_us"], rowwise
+    return synchronized * summary["predicted_us"] / summary["device_us"], rowwise
 
 
 def checks(result: Result) -> list[Check]:
