@@ -8,7 +8,8 @@ import triton.language as tl
 
 from moe_kernels._launch import compile_safe, grid_size, next_power_of_two, on_device
 
-TILE = 4096
+TILE = 2048
+BACKWARD_TILE = 4096
 PROGRAMS_PER_SM = 2
 WARPS = 4
 
@@ -45,7 +46,6 @@ def _route_kernel(
     K: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_E: tl.constexpr,
-    BLOCK_K: tl.constexpr,
     SIGMOID: tl.constexpr,
     RANDOM: tl.constexpr,
     UNIFORM: tl.constexpr,
@@ -54,9 +54,9 @@ def _route_kernel(
 ):
     group = tl.program_id(1)
     e = tl.arange(0, BLOCK_E)
-    kk = tl.arange(0, BLOCK_K)
-    count = tl.zeros([BLOCK_E], dtype=tl.int32)
-    probability_sum = tl.zeros([BLOCK_E], dtype=tl.float32)
+    # Sums stay two-dimensional until the end: one exchange between warps a program, not one a step.
+    count = tl.zeros([BLOCK_T, BLOCK_E], dtype=tl.int32)
+    probability_sum = tl.zeros([BLOCK_T, BLOCK_E], dtype=tl.float32)
     z_sum = tl.zeros([BLOCK_T], dtype=tl.float32)
     for first in tl.range(tl.program_id(0) * BLOCK_T, per_group, tl.num_programs(0) * BLOCK_T):
         t = first + tl.arange(0, BLOCK_T)
@@ -68,44 +68,32 @@ def _route_kernel(
         score, probability, _, lse = _gate(logit, inside, SIGMOID)
         if RANDOM:
             score = tl.load(noise_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        # Scores are >= 0, so their bits order like integers; the low half breaks ties to the lower expert. NaN ranks
-        # below every score (-1) but above what is taken or out of range (-2).
-        bits = tl.where(score == score, score, 0.0).to(tl.int32, bitcast=True).to(tl.int64)
-        bits = tl.where(inside, tl.where(score == score, bits, -1), -2)
-        key = bits * 4294967296 + (BLOCK_E - 1 - e)[None, :]
-        weight = tl.zeros([BLOCK_T, BLOCK_K], dtype=tl.float32)
-        index = tl.zeros([BLOCK_T, BLOCK_K], dtype=tl.int32)
-        chosen = tl.zeros([BLOCK_T, BLOCK_E], dtype=tl.int32)
+        # NaN ranks below every score but above what is taken or out of range.
+        key = tl.where(inside, tl.where(score == score, score, -1.0), float("-inf"))
+        slot = tl.full([BLOCK_T, BLOCK_E], -1, dtype=tl.int32)
         for k in tl.static_range(K):
             if UNIFORM:
                 pick = ((token * K + k) % E).to(tl.int32)
             else:
                 best = tl.max(key, axis=1)
-                pick = BLOCK_E - 1 - (best & (BLOCK_E - 1)).to(tl.int32)
-            hit = e[None, :] == pick[:, None]
-            if UNIFORM:
-                value = tl.sum(tl.where(hit, score, 0.0), axis=1)
-            else:
-                high = (best >> 32).to(tl.int32)
-                value = tl.where(high >= 0, high.to(tl.float32, bitcast=True), float("nan"))
-                key = tl.where(hit, -8589934592, key)
-            chosen += (hit & inside).to(tl.int32)
-            weight = tl.where(kk[None, :] == k, value[:, None], weight)
-            index = tl.where(kk[None, :] == k, pick[:, None], index)
+                pick = tl.min(tl.where(key == best[:, None], e[None, :], BLOCK_E), axis=1)
+            hit = (e[None, :] == pick[:, None]) & inside
+            slot = tl.where(hit, k, slot)
+            key = tl.where(hit, float("-inf"), key)
+        # Each chosen expert stores from where its score is: gathering K of them into a row costs more than the stores.
+        taken = slot >= 0
         if NORMALIZE:
-            denominator = tl.sum(weight, axis=1)
-            weight = weight / denominator[:, None]
+            denominator = tl.sum(tl.where(taken, score, 0.0), axis=1)
+            score = score / denominator[:, None]
             tl.store(denominator_ptr + token, denominator, mask=live)
-        out = token[:, None] * K + kk[None, :]
-        stored = live[:, None] & (kk < K)[None, :]
-        tl.store(weight_ptr + out, weight * SCALE, mask=stored)
-        tl.store(index_ptr + out, index, mask=stored)
-        count += tl.sum(chosen, axis=0)
-        probability_sum += tl.sum(tl.where(inside, probability, 0.0), axis=0)
+        tl.store(weight_ptr + token[:, None] * K + slot, score * SCALE, mask=taken)
+        tl.store(index_ptr + token[:, None] * K + slot, tl.zeros_like(slot) + e[None, :], mask=taken)
+        count += taken.to(tl.int32)
+        probability_sum += tl.where(inside, probability, 0.0)
         z_sum += tl.where(live, lse * lse, 0.0)
     part = (group * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
-    tl.store(count_ptr + part * E + e, count, mask=e < E)
-    tl.store(probability_ptr + part * E + e, probability_sum, mask=e < E)
+    tl.store(count_ptr + part * E + e, tl.sum(count, axis=0), mask=e < E)
+    tl.store(probability_ptr + part * E + e, tl.sum(probability_sum, axis=0), mask=e < E)
     tl.store(z_ptr + part, tl.sum(z_sum, axis=0))
 
 
@@ -214,9 +202,9 @@ def _backward_kernel(
     tl.store(d_logit_ptr + at, d_logit, mask=inside)
 
 
-def _shape(experts: int, top_k: int) -> tuple[int, int, int]:
+def _shape(experts: int, top_k: int, tile: int) -> tuple[int, int, int]:
     block_e = max(16, next_power_of_two(experts))
-    return max(1, min(32, TILE // block_e)), block_e, next_power_of_two(top_k)
+    return max(1, min(32, tile // block_e)), block_e, next_power_of_two(top_k)
 
 
 def _forward_fake(
@@ -256,7 +244,7 @@ def _forward(
     tokens, experts = logits.shape
     outputs = _forward_fake(logits, noise, top_k, sigmoid, uniform, normalize, scale, groups)
     weights, index, denominator, counts, share, lbl, z_loss = outputs
-    block_t, block_e, block_k = _shape(experts, top_k)
+    block_t, block_e, _ = _shape(experts, top_k, TILE)
     per_group = tokens // groups
     parts = min(triton.cdiv(per_group, block_t), max(1, grid_size(logits.device, PROGRAMS_PER_SM) // groups))
     partial = logits.new_empty(groups * parts * (2 * experts + 1))
@@ -277,7 +265,6 @@ def _forward(
             K=top_k,
             BLOCK_T=block_t,
             BLOCK_E=block_e,
-            BLOCK_K=block_k,
             SIGMOID=sigmoid,
             RANDOM=noise is not None,
             UNIFORM=uniform,
@@ -338,7 +325,7 @@ def _backward(
     tokens, experts = logits.shape
     d_logits = torch.empty_like(logits)
     top_k = index.shape[1]
-    block_t, block_e, block_k = _shape(experts, top_k)
+    block_t, block_e, block_k = _shape(experts, top_k, BACKWARD_TILE)
     with on_device(logits):
         _backward_kernel[(triton.cdiv(tokens, block_t),)](
             logits,
