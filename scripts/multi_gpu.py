@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
     parser.add_argument("--small", action="store_true", help="sizes that a CPU runs in seconds")
     parser.add_argument("--sequence", type=int, nargs="+", default=[1024, 2048, 8192], help="tokens per sequence")
+    parser.add_argument("--layer-tokens", type=int, nargs="+", default=[1024, 4096, 16384], help="per rank")
     parser.add_argument("--grouped-gemm", default="triton", choices=("triton", "torch"))
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--restarts", type=int, default=5, help="process starts; later ones time whole steps only")
@@ -37,7 +38,8 @@ def main() -> int:
     from workbench.record import Recorder
 
     params = ExpertParallelParams(
-        ranks=a.ranks, sequence=tuple(a.sequence), grouped_gemm=a.grouped_gemm, repeats=a.repeats, restarts=a.restarts,
+        ranks=a.ranks, sequence=tuple(a.sequence), layer_tokens=tuple(a.layer_tokens),
+        grouped_gemm=a.grouped_gemm, repeats=a.repeats, restarts=a.restarts,
         folder=str(a.out),
     )  # fmt: skip
     recorder = Recorder(EXPERIMENT.slug, params.as_dict())

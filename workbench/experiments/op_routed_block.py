@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from workbench.experiment import Check, Experiment, Params, Result, param
@@ -24,9 +25,9 @@ class RoutedBlockParams(Params):
     """Parameters of the runs; widths are those of the development model."""
 
     num_experts: int = param(16, "experts on this GPU: one rank's share of 128 at EP8", min=8, max=128)
-    layer_tokens: tuple[int, ...] = param((1024, 2048, 4096, 8192, 16384), "tokens per microbatch of the layer")
-    step_tokens: tuple[int, ...] = param((2048, 4096, 8192, 16384), "tokens per microbatch of the model step")
-    rounds: int = param(5, "interleaved visits of each variant", min=2, max=100)
+    layer_tokens: tuple[int, ...] = param((1024, 4096, 16384), "tokens per microbatch of the layer")
+    step_tokens: tuple[int, ...] = param((2048, 16384), "tokens per microbatch of the model step, two sequences")
+    rounds: int = param(3, "interleaved visits of each variant", min=2, max=100)
     grouped_gemm: str = param("triton", "grouped GEMM of the experts", choices=("triton", "torch"))
 
 
@@ -41,7 +42,7 @@ def measure(params: RoutedBlockParams, recorder: Any) -> list[dict[str, Any]]:
     recorder.set(
         "protocol",
         timer="perf_counter_ns around back-to-back eager calls, device synchronised before and after; per call",
-        warmup="3 calls of each variant and size, then 1 per visit",
+        warmup="2 calls of each variant and size, then 1 per visit",
         repeats=2 * params.rounds,
         order="variants interleaved: A B, then B A",
         l2="not flushed; a microbatch's rows exceed it",
@@ -55,37 +56,41 @@ def measure(params: RoutedBlockParams, recorder: Any) -> list[dict[str, Any]]:
     recorder.set("workload", experts=params.num_experts, top_k=8, shared_experts=1, capacity="capacity factor 1.25",
                  layers=8, seeds=[0], mixers="grouped-query attention")  # fmt: skip
     try:
-        for level, sizes, build in (("layer", params.layer_tokens, _layers), ("step", params.step_tokens, _steps)):
-            for tokens in sizes:
-                _measure_size(params, recorder, level, tokens, build)
-                torch.cuda.empty_cache()
+        blocks = _blocks(params)
+        for tokens in params.layer_tokens:
+            for passes, calls in _layer_calls(blocks, tokens).items():
+                _measure(params, recorder, "layer", passes, tokens, calls)
+        del blocks
+        torch.cuda.empty_cache()
+        steps = _steps(params)
+        for tokens in params.step_tokens:
+            _measure(params, recorder, "step", "step", tokens, _step_calls(steps, tokens))
     finally:
         if own_group:
             dist.destroy_process_group()
     return recorder.rows
 
 
-def _measure_size(params: RoutedBlockParams, recorder: Any, level: str, tokens: int, build: Callable) -> None:
-    import torch
+def _measure(
+    params: RoutedBlockParams, recorder: Any, level: str, passes: str, tokens: int, calls: dict[str, Callable]
+) -> None:
     from moe_kernels.waits import count_host_waits
 
     from workbench.measure.timing import interleaved, summary, wall_us
 
-    for passes, calls in build(params, tokens).items():
-        for call in calls.values():
-            for _ in range(3):
-                call()
-        torch.cuda.synchronize()
-        batch = max(4, min(12, 32768 // tokens)) if level == "layer" else 1
-        timer = lambda call, batch=batch: wall_us(call, repeats=2, warmup=1, batch=batch)  # noqa: E731
-        times = interleaved(calls, rounds=params.rounds, timer=timer)
-        for name, call in calls.items():
-            waits = count_host_waits(call, warmup=1)
-            recorder.samples(f"{level}_{passes}_{name}_{tokens}".replace(" ", "_").replace(",", ""), times[name])
-            recorder.row(
-                level=level, path=name, tokens=tokens, **{"pass": passes}, **summary(times[name]),
-                waits=waits.total, pageable_d2h=waits.pageable_d2h, launches=waits.launches,
-            )  # fmt: skip
+    for call in calls.values():
+        for _ in range(2):
+            call()
+    batch = max(4, min(12, 32768 // tokens)) if level == "layer" else 1
+    timer = lambda call: wall_us(call, repeats=2, warmup=1, batch=batch)  # noqa: E731
+    times = interleaved(calls, rounds=params.rounds, timer=timer)
+    for name, call in calls.items():
+        waits = count_host_waits(call, warmup=0)
+        recorder.samples(f"{level}_{passes}_{name}_{tokens}".replace(" ", "_").replace(",", ""), times[name])
+        recorder.row(
+            level=level, path=name, tokens=tokens, **{"pass": passes}, **summary(times[name]),
+            waits=waits.total, pageable_d2h=waits.pageable_d2h, launches=waits.launches,
+        )  # fmt: skip
 
 
 def _options(variant: dict[str, str], params: RoutedBlockParams) -> dict[str, Any]:
@@ -100,45 +105,55 @@ def _options(variant: dict[str, str], params: RoutedBlockParams) -> dict[str, An
     return options
 
 
-def _layers(params: RoutedBlockParams, tokens: int) -> dict[str, dict[str, Callable]]:
+def _blocks(params: RoutedBlockParams) -> dict[str, Any]:
     import torch
     from moe_kernels.block import RoutedBlock
     from moe_kernels.model import development_config
 
-    x = torch.randn(tokens, 2560, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    d_out = torch.randn(tokens, 2560, device="cuda", dtype=torch.bfloat16)
-    forward, both = {}, {}
+    blocks = {}
     for name, variant in VARIANTS.items():
         config = development_config(params.num_experts, shared_mode=variant["shared_mode"]).block
-        block = RoutedBlock(config, device="cuda", dtype=torch.bfloat16, **_options(variant, params))
-        weights = list(block.parameters())
-
-        def run_forward(block: RoutedBlock = block) -> None:
-            with torch.no_grad():
-                block(x)
-
-        def run_both(block: RoutedBlock = block, weights: list = weights) -> None:
-            torch.autograd.grad(block(x), [x, *weights], d_out)
-
-        forward[name], both[name] = run_forward, run_both
-    return {"forward": forward, "forward + backward": both}
+        blocks[name] = RoutedBlock(config, device="cuda", dtype=torch.bfloat16, **_options(variant, params))
+    return blocks
 
 
-def _steps(params: RoutedBlockParams, tokens: int) -> dict[str, dict[str, Callable]]:
+def _layer_calls(blocks: dict[str, Any], tokens: int) -> dict[str, dict[str, Callable]]:
+    import torch
+
+    x = torch.randn(tokens, 2560, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    d_out = torch.randn(tokens, 2560, device="cuda", dtype=torch.bfloat16)
+
+    def forward(block: Any) -> None:
+        with torch.no_grad():
+            block(x)
+
+    def both(block: Any) -> None:
+        torch.autograd.grad(block(x), [x, *block.parameters()], d_out)
+
+    return {
+        "forward": {name: functools.partial(forward, block) for name, block in blocks.items()},
+        "forward + backward": {name: functools.partial(both, block) for name, block in blocks.items()},
+    }
+
+
+def _steps(params: RoutedBlockParams) -> dict[str, Any]:
     import torch
     from moe_kernels.model import DevelopmentModel, TrainStep, development_config, make_optimizer
 
-    sequences = 2 if tokens > 1024 else 1
-    shape = (sequences, tokens // sequences)
-    batch = [(torch.randint(0, 100352, shape, device="cuda"), torch.randint(0, 100352, shape, device="cuda"))]
-    calls = {}
+    steps = {}
     for name, variant in VARIANTS.items():
         config = development_config(params.num_experts, shared_mode=variant["shared_mode"])
-        config = replace(config, max_sequence=max(config.max_sequence, tokens // sequences))
         model = DevelopmentModel(config, device="cuda", dtype=torch.bfloat16, **_options(variant, params))
-        step = TrainStep(model, make_optimizer(model))
-        calls[name] = lambda step=step: step(batch)
-    return {"step": calls}
+        steps[name] = TrainStep(model, make_optimizer(model))
+    return steps
+
+
+def _step_calls(steps: dict[str, Any], tokens: int) -> dict[str, Callable]:
+    import torch
+
+    shape = (2, tokens // 2)
+    batch = [(torch.randint(0, 100352, shape, device="cuda"), torch.randint(0, 100352, shape, device="cuda"))]
+    return {name: functools.partial(step, batch) for name, step in steps.items()}
 
 
 def checks(result: Result) -> list[Check]:
