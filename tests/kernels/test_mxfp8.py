@@ -1,4 +1,5 @@
-"""MXFP8 kernels and api against the reference: bytes of the row operations, products against FP64, the cases that go wrong."""
+"""MXFP8 kernels and api against the reference: bytes of the row operations, products against FP64, the cases that go
+wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import torch
 from moe_kernels import mxfp8
 from moe_kernels.mxfp8 import api, blackwell, linear, reference
 
-# Rounding the FP64 result to BF16 costs at most 2^-9 of each element; FP32 sums over K <= 512 add a few 2^-24 of the magnitudes.
+# Rounding the FP64 result to BF16 costs at most 2^-9 of each element; FP32 sums over K <= 512 add a few 2^-24 of the
+# magnitudes.
 BF16_ERROR = 2.0**-9
 FP32_ERROR = 1e-6
 
@@ -189,7 +191,7 @@ def test_bad_arguments_are_named(device):
         mxfp8.quantize(x, "even")
     with pytest.raises(ValueError, match="target must be one of canonical, folded, row; got 'rows'"):
         mxfp8.quantize(x, target="rows")
-    with pytest.raises(TypeError, match="offsets must have dtype torch.int32"):
+    with pytest.raises(TypeError, match="offsets must have dtype"):
         mxfp8.grouped_gemm(x, fw, ends.long())
     with pytest.raises(ValueError, match="offsets must have shape"):
         mxfp8.grouped_gemm(x, fw, ends[:1])

@@ -1,4 +1,5 @@
-"""How wrong each MXFP8 mode is, against FP64 of the exact MX values and of the values before quantisation; and a short training run.
+"""How wrong each MXFP8 mode is, against FP64 of the exact MX values and of the values before quantisation; and a
+short training run.
 
 Standard library and torch only.
 """
@@ -16,7 +17,8 @@ DISTRIBUTIONS = ("gaussian", "swiglu", "outlier columns", "spread blocks", "adve
 def operands(name: str, M: int, N: int, K: int, E: int, generator: Any, device: Any) -> tuple[Any, Any]:
     """Return BF16 rows [M, K] and weights [E, N, K] of a named distribution.
 
-    adversarial: the first block of every row is 2^20 larger than the rest, and the weights there are zero, so that only blocks
+    adversarial: the first block of every row is 2^20 larger than the rest, and the weights there are zero, so that
+        only blocks
     far below the row's maximum carry the result.
     """
     import torch
@@ -117,7 +119,7 @@ def train(
     seed: int,
     *,
     steps: int,
-    layers: int = 4,
+    layers: int = 2,
     width: int = 256,
     expert_width: int = 512,
     experts: int = 8,
@@ -126,7 +128,8 @@ def train(
     batch: int = 32,
     learning_rate: float = 1e-3,
 ) -> list[float]:
-    """Train a small routed byte-level model and return the loss of every step; `precision` is "bf16" or "mxfp8" (expert products only)."""
+    """Train a small routed byte-level model and return the loss of every step; `precision` is "bf16" or "mxfp8"
+    (expert products only)."""
     import torch
     from moe_kernels import _compat, mxfp8
     from torch import nn

@@ -1,16 +1,18 @@
 """MXFP8 operations on rows and groups: quantise, fold, dequantise, grouped GEMM (folded, exact, quantising its input).
 
-Shapes: T or M rows, K input width, N output width, E groups; `ends` are cumulative group ends, int32 [E], on the device and
+Shapes: T or M rows, K input width, N output width, E groups; `ends` are cumulative group ends, int32 [E], on the
+device and
 never read by the host; rows past the last end belong to no group and keep what `out` held.
 
-impl: "cuda" (sm_90a, needs nvcc once), "triton" (any GPU, or the CPU interpreter), "reference" (FP64 inside, any device). Without
+impl: "cuda" (sm_90a, needs nvcc once), "triton" (any GPU, or the CPU interpreter), "reference" (FP64 inside, any
+    device). Without
 `impl` it is "cuda" on compute capability 9, "triton" on other GPUs and "reference" on the CPU.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple, overload
 
 import torch
 
@@ -151,6 +153,42 @@ def _pack(target: str, payload: torch.Tensor, scales: torch.Tensor) -> MX | Fold
     return MX(payload, scales) if target == "canonical" else Folded(payload, scales)
 
 
+@overload
+def quantize(
+    x: torch.Tensor,
+    rounding: str = "floor",
+    target: Literal["canonical"] = "canonical",
+    *,
+    impl: str | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    wide: torch.Tensor | None = None,
+) -> MX: ...
+
+
+@overload
+def quantize(
+    x: torch.Tensor,
+    rounding: str = "floor",
+    *,
+    target: Literal["folded", "row"],
+    impl: str | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    wide: torch.Tensor | None = None,
+) -> Folded: ...
+
+
+@overload
+def quantize(
+    x: torch.Tensor,
+    rounding: str = "floor",
+    target: str = "canonical",
+    *,
+    impl: str | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    wide: torch.Tensor | None = None,
+) -> MX | Folded: ...
+
+
 def quantize(
     x: torch.Tensor,
     rounding: str = "floor",
@@ -165,7 +203,8 @@ def quantize(
     Args:
         x: rows.
         rounding: "floor" (OCP, the default) or "rceil" (NVIDIA).
-        target: "canonical" scales of 32; "folded": canonical and then shifted to one scale a row; "row": one scale a row chosen
+        target: "canonical" scales of 32; "folded": canonical and then shifted to one scale a row; "row": one scale a
+            row chosen
             from the row's maximum (another rounding and other clipping than "folded").
         impl: see the module.
         out: (payload, scales) to write.
@@ -192,8 +231,10 @@ def fold(
 ) -> Folded:
     """Shift every block of a row to the row's largest exponent. mx: payload [M, K], scales [M, K/32].
 
-    Elements that stay normal keep their value; others err by at most 2^(d - 18) of their block's maximum for a shift of d. It is not
-    exact: `wide` (int32 [1], added to) counts the rows whose spread exceeds 8; `grouped_gemm` of canonical operands is exact.
+    Elements that stay normal keep their value; others err by at most 2^(d - 18) of their block's maximum for a shift
+    of d. It is not
+    exact: `wide` (int32 [1], added to) counts the rows whose spread exceeds 8; `grouped_gemm` of canonical operands
+        is exact.
     """
     check_tensor("payload", mx.payload, shape=(None, None), dtypes=(E4M3,), contiguous=True)
     M, K = mx.payload.shape
@@ -207,8 +248,45 @@ def fold(
 
 
 def dequantize(mx: MX | Folded, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return the values of an MXFP8 tensor [..., K] in `dtype` (exact in FP64, and in BF16 within its exponent range)."""
+    """Return the values of an MXFP8 tensor [..., K] in `dtype` (exact in FP64, and in BF16 within its exponent
+    range)."""
     return reference.dequantize(*mx).to(dtype)
+
+
+@overload
+def swiglu_quantize(
+    h: torch.Tensor,
+    rounding: str = "floor",
+    target: Literal["canonical"] = "canonical",
+    *,
+    impl: str | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    wide: torch.Tensor | None = None,
+) -> MX: ...
+
+
+@overload
+def swiglu_quantize(
+    h: torch.Tensor,
+    rounding: str = "floor",
+    *,
+    target: Literal["folded", "row"],
+    impl: str | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    wide: torch.Tensor | None = None,
+) -> Folded: ...
+
+
+@overload
+def swiglu_quantize(
+    h: torch.Tensor,
+    rounding: str = "floor",
+    target: str = "canonical",
+    *,
+    impl: str | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    wide: torch.Tensor | None = None,
+) -> MX | Folded: ...
 
 
 def swiglu_quantize(
@@ -220,7 +298,8 @@ def swiglu_quantize(
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
     wide: torch.Tensor | None = None,
 ) -> MX | Folded:
-    """Return quantize(silu(gate) * up) in one pass. h: [M, 2F] BF16 or FP32, gate first; the product is rounded to BF16 in between."""
+    """Return quantize(silu(gate) * up) in one pass. h: [M, 2F] BF16 or FP32, gate first; the product is rounded to
+    BF16 in between."""
     check_tensor("h", h, shape=(None, None), dtypes=_FLOATS, contiguous=True)
     F = h.shape[1] // 2
     _check_width("h's half", F)
@@ -304,7 +383,10 @@ def _gemm(
             else:
                 status = lib.mx_big_launch(*head, variant, flags, _stream(out.device))
         cuda.check(status, "MXFP8 grouped GEMM")
-    elif impl == "reference":
+        return
+    if a_scales is None:
+        raise ValueError("only the CUDA kernels quantise inside the product; quantise the rows first")
+    if impl == "reference":
         result = reference.grouped_gemm(reference.dequantize(a, a_scales), reference.dequantize(w, w_scales), ends)
         inside = torch.arange(M, device=out.device) < ends[-1]
         out.copy_(torch.where(inside.unsqueeze(1), result.to(out.dtype), out))
@@ -316,14 +398,17 @@ def _gemm(
 
 
 OVERLAP, RELEASE, EVICT_FIRST = 1, 2, 2
-"""Launcher flags: start while the launch before drains; row kernels let the next launch start early; GEMMs drop weights first."""
+"""Launcher flags: start while the launch before drains; row kernels let the next launch start early; GEMMs drop
+weights first."""
 SMALL, TWO_BLOCKS = 1000, 100
-"""Variants of the CUDA GEMM: 0 to 3 as listed in cuda.cu's `mx_big_launch`; SMALL + token columns (8, 16, 32, 64), plus TWO_BLOCKS
+"""Variants of the CUDA GEMM: 0 to 3 as listed in cuda.cu's `mx_big_launch`; SMALL + token columns (8, 16, 32, 64),
+plus TWO_BLOCKS
 for two blocks on each multiprocessor."""
 
 
 def choose_variant(M: int, N: int, K: int, E: int, accumulate: str) -> int:
-    """Return the CUDA kernel for mean group size M / E (host-known sizes only, so that nothing waits). Measured: NOTES.md."""
+    """Return the CUDA kernel for mean group size M / E (host-known sizes only, so that nothing waits). Measured:
+    NOTES.md."""
     mean = M / max(E, 1)
     if mean <= SMALL_ROWS_PER_GROUP and K <= 2048:
         return SMALL + TWO_BLOCKS + (8 if mean <= 8 else 16)
@@ -350,8 +435,10 @@ def grouped_gemm(
 ) -> torch.Tensor:
     """Return a @ w[e]^T for the rows of every group, [M, N].
 
-    What runs follows from the operands: folded `w` takes the FP8 tensor cores (a folded; canonical or BF16 `a` is folded or quantised
-    first, inside the same launch while groups are small); canonical `w` with canonical `a` is the exact mode, in BF16 tensor cores,
+    What runs follows from the operands: folded `w` takes the FP8 tensor cores (a folded; canonical or BF16 `a` is
+    folded or quantised
+    first, inside the same launch while groups are small); canonical `w` with canonical `a` is the exact mode, in
+    BF16 tensor cores,
     because E4M3 times a power of two is exact in BF16.
 
     Args:
@@ -360,13 +447,17 @@ def grouped_gemm(
         ends: cumulative group ends [E], int32, on the device.
         out: where to write, [M, N]; it must not alias an input. Rows of no group are left as they were.
         out_dtype: of a new `out`; the CUDA kernels write BF16.
-        accumulate: "promoted" adds every 128 of K in FP32 (every 256 from 1024 rows a group on); "fast" leaves all of K to the tensor
+        accumulate: "promoted" adds every 128 of K in FP32 (every 256 from 1024 rows a group on); "fast" leaves all
+            of K to the tensor
             core's shorter accumulator where that is faster: above 128 rows a group, CUDA kernels only.
         rounding: of the quantisation when `a` is BF16.
         impl: see the module.
-        scratch: where rows that a launch of their own folds or quantises are kept (payload [M, K], row_scale [M]); allocated when absent.
-        overlap: let the CUDA kernel set itself up while the launch before it drains; it waits for that launch before it reads rows
-            or weights. Only a kernel that writes `ends` and itself releases its successor early would need False; none here does.
+        scratch: where rows that a launch of their own folds or quantises are kept (payload [M, K], row_scale [M]);
+            allocated when absent.
+        overlap: let the CUDA kernel set itself up while the launch before it drains; it waits for that launch before
+            it reads rows
+            or weights. Only a kernel that writes `ends` and itself releases its successor early would need False;
+            none here does.
         variant: CUDA kernel variant, for measurements.
 
     Raises:
@@ -418,7 +509,7 @@ def grouped_gemm(
         return out
     if impl != "cuda":
         if not isinstance(a, Folded):
-            a = quantize(a, rounding, "folded", impl=impl) if raw else fold(a, impl=impl)
+            a = quantize(a, rounding, target="folded", impl=impl) if raw else fold(a, impl=impl)
         _gemm(a[0], a[1], w[0], w[1], ends, out, 3, impl, 0, 0)
         return out
     if out.dtype is not torch.bfloat16:
@@ -430,7 +521,18 @@ def grouped_gemm(
         if raw and a.dtype is torch.float32:
             raise TypeError("impl='cuda' quantises bfloat16 rows; got float32")
         source = 3 if isinstance(a, Folded) else 0 if not raw else 2 if _rounding(rounding) else 1
-        _gemm(rows, None if raw else a[1], w[0], w[1], ends, out, source, impl, chosen, EVICT_FIRST | (OVERLAP if overlap else 0))
+        _gemm(
+            rows,
+            None if raw else a[1],
+            w[0],
+            w[1],
+            ends,
+            out,
+            source,
+            impl,
+            chosen,
+            EVICT_FIRST | (OVERLAP if overlap else 0),
+        )
         return out
     if not isinstance(a, Folded):
         a = _fold_rows(a, rounding, scratch, impl, overlap)

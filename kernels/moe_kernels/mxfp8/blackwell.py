@@ -1,4 +1,5 @@
-"""Block-scaled MXFP8 in hardware (compute capability 10) through torch's scaled grouped GEMM. Written from the documentation and NOT RUN:
+"""Block-scaled MXFP8 in hardware (compute capability 10) through torch's scaled grouped GEMM. Written from the
+documentation and NOT RUN:
 no such GPU was at hand. The layout of the scales is tested on the CPU.
 """
 
@@ -10,7 +11,8 @@ from moe_kernels.mxfp8.api import MX
 
 
 def available(device: torch.device | None = None) -> bool:
-    """Whether this GPU multiplies MXFP8 blocks itself (compute capability 10.x) and torch offers the call (2.10 or newer)."""
+    """Whether this GPU multiplies MXFP8 blocks itself (compute capability 10.x) and torch offers the call (2.10 or
+    newer)."""
     return (
         torch.cuda.is_available()
         and torch.cuda.get_device_capability(device)[0] == 10
@@ -32,28 +34,30 @@ def swizzle_scales(scales: torch.Tensor) -> torch.Tensor:
 
 
 def grouped_gemm(a: MX, w: MX, ends: torch.Tensor) -> torch.Tensor:
-    """Return a @ w[e]^T of each group in BF16 from canonical operands. Group sizes must be multiples of 128 (padded scale tiles).
+    """Return a @ w[e]^T of each group in BF16 from canonical operands. Group sizes must be multiples of 128 (padded
+    scale tiles).
 
     Raises:
         RuntimeError: the GPU has no block-scaled MMA.
     """
     if not available(a.payload.device):
         raise RuntimeError(
-            "the block-scaled path needs a GPU of compute capability 10 and torch 2.10; use moe_kernels.mxfp8.grouped_gemm"
+            "the block-scaled path needs a GPU of compute capability 10 and torch 2.10; "
+            "moe_kernels.mxfp8.grouped_gemm runs elsewhere"
         )
-    from torch.nn.functional import ScalingType, SwizzleType, scaled_grouped_mm
+    from torch.nn import functional as F
 
     E = w.payload.shape[0]
     w_scales = torch.stack([swizzle_scales(s) for s in w.scales]).view(torch.float8_e8m0fnu)
-    return scaled_grouped_mm(
+    return F.scaled_grouped_mm(  # pyright: ignore[reportAttributeAccessIssue]
         a.payload,
         w.payload.transpose(1, 2),
         swizzle_scales(a.scales).view(torch.float8_e8m0fnu),
-        ScalingType.BlockWise1x32,
+        F.ScalingType.BlockWise1x32,
         w_scales.view(E, -1),
-        ScalingType.BlockWise1x32,
-        swizzle_a=SwizzleType.SWIZZLE_32_4_4,
-        swizzle_b=SwizzleType.SWIZZLE_32_4_4,
+        F.ScalingType.BlockWise1x32,
+        swizzle_a=F.SwizzleType.SWIZZLE_32_4_4,
+        swizzle_b=F.SwizzleType.SWIZZLE_32_4_4,
         offs=ends,
         output_dtype=torch.bfloat16,
     )

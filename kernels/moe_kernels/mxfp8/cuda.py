@@ -1,4 +1,5 @@
-"""Loads the sm_90a kernels of `cuda.cu`: compiled once per source text with nvcc, called through ctypes without torch glue."""
+"""Loads the sm_90a kernels of `cuda.cu`: compiled once per source text with nvcc, called through ctypes without
+torch glue."""
 
 from __future__ import annotations
 
@@ -86,7 +87,6 @@ def library() -> ctypes.CDLL:
 _MEANING = {
     -1: "the driver has no cuTensorMapEncodeTiled",
     -2: "K is too large for the small-M kernel",
-    
     -4: "unknown variant",
     -5: "more than 256 experts",
 }

@@ -12,7 +12,8 @@ from moe_kernels.mxfp8.api import MX, Folded, fold, grouped_gemm, quantize
 
 
 class QuantizedWeight:
-    """Folded copies of a weight [E, N, K]: along K for the forward product, transposed and along N for the input gradient."""
+    """Folded copies of a weight [E, N, K]: along K for the forward product, transposed and along N for the input
+    gradient."""
 
     def __init__(self, weight_ENK: torch.Tensor, rounding: str = "floor", impl: str | None = None) -> None:
         self.forward = _quantize_weight(weight_ENK, rounding, impl)
@@ -21,7 +22,7 @@ class QuantizedWeight:
 
 def _quantize_weight(weight: torch.Tensor, rounding: str, impl: str | None) -> Folded:
     E, N, K = weight.shape
-    payload, scale = quantize(weight.detach().contiguous().view(E * N, K), rounding, "folded", impl=impl)
+    payload, scale = quantize(weight.detach().contiguous().view(E * N, K), rounding, target="folded", impl=impl)
     return Folded(payload.view(E, N, K), scale.view(E, N))
 
 
@@ -82,7 +83,8 @@ def grouped_linear(
 class GroupedLinear(torch.nn.Module):
     """E linear maps K -> N on grouped rows in MXFP8. The weights are quantised once per optimizer step.
 
-    The copies are renewed at the first forward after the weight changed in place (its version counter tells, without a device wait);
+    The copies are renewed at the first forward after the weight changed in place (its version counter tells, without
+    a device wait);
     `refresh` renews them at once.
     """
 

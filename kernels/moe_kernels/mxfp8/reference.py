@@ -1,6 +1,7 @@
 """MXFP8 in short PyTorch that runs anywhere, in integers and FP64: it defines what the kernels must compute.
 
-Source: OCP Microscaling Formats (MX) v1.0, section 6.3 (floor rule); NVIDIA's block-scaling rule `2^ceil(log2(amax / 448))` (rceil).
+Source: OCP Microscaling Formats (MX) v1.0, section 6.3 (floor rule); NVIDIA's block-scaling rule `2^ceil(log2(amax /
+448))` (rceil).
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def exponent_byte(amax: torch.Tensor, rounding: str) -> torch.Tensor:
 
 
 def quantize(x: torch.Tensor, rounding: str = "floor") -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise blocks of 32 along the last dimension. x: [..., K] FP32 or BF16 -> payload [..., K] E4M3, scales [..., K/32] uint8.
+    """Quantise blocks of 32 along the last dimension. x: [..., K] FP32 or BF16 -> payload [..., K] E4M3, scales
+    [..., K/32] uint8.
 
     A block that holds NaN or Inf gets scale 255 and NaN elements. Raises ValueError when K is no multiple of 32.
     """
@@ -58,7 +60,8 @@ def quantize(x: torch.Tensor, rounding: str = "floor") -> tuple[torch.Tensor, to
 
 
 def quantize_rows(x: torch.Tensor, rounding: str = "floor") -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise with one shared power-of-two scale a row (also a valid MXFP8 tensor). x: [M, K] -> payload [M, K], row scale [M] uint8."""
+    """Quantise with one shared power-of-two scale a row (also a valid MXFP8 tensor). x: [M, K] -> payload [M, K],
+    row scale [M] uint8."""
     byte = exponent_byte(x.to(torch.float32).abs().amax(-1), rounding)
     return to_e4m3(x.to(torch.float64) / scale_value(byte).unsqueeze(-1)), byte
 
@@ -66,7 +69,8 @@ def quantize_rows(x: torch.Tensor, rounding: str = "floor") -> tuple[torch.Tenso
 def quantize_torchao(x: torch.Tensor, rounding: str = "floor") -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise as torchao 0.18's `to_mx`, with its four departures from the rules above, for comparison byte for byte.
 
-    They are: rceil takes log2 in FP32, so a maximum one ulp above 448 * 2^n is rounded down; the scale of byte 0 counts as 2^-126 (floor) or 1 (rceil); Inf gives byte 247 (floor) or 254 (rceil) and saturates; in a
+    They are: rceil takes log2 in FP32, so a maximum one ulp above 448 * 2^n is rounded down; the scale of byte 0
+    counts as 2^-126 (floor) or 1 (rceil); Inf gives byte 247 (floor) or 254 (rceil) and saturates; in a
     block with a NaN only the NaN itself is a NaN element under floor.
     """
     blocks = x.to(torch.float32).unflatten(-1, (-1, BLOCK))
@@ -86,7 +90,8 @@ def quantize_torchao(x: torch.Tensor, rounding: str = "floor") -> tuple[torch.Te
 
 
 def dequantize(payload: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return the exact values in FP64. payload: [..., K] E4M3; scales: [..., K/32] uint8, or [...] uint8 for one scale a row."""
+    """Return the exact values in FP64. payload: [..., K] E4M3; scales: [..., K/32] uint8, or [...] uint8 for one
+    scale a row."""
     values = payload.to(torch.float64)
     if scales.dim() == payload.dim() - 1:
         return values * scale_value(scales).unsqueeze(-1)
@@ -94,9 +99,11 @@ def dequantize(payload: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def fold(payload: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Shift every block of a row to the row's largest exponent. [M, K] E4M3, [M, K/32] uint8 -> payload, row scale [M] uint8, wide rows.
+    """Shift every block of a row to the row's largest exponent. [M, K] E4M3, [M, K/32] uint8 -> payload, row scale
+    [M] uint8, wide rows.
 
-    Blocks of zeros have no say in the maximum. Elements that stay normal are unchanged; others err by at most 2^(d - 18) of
+    Blocks of zeros have no say in the maximum. Elements that stay normal are unchanged; others err by at most 2^(d -
+    18) of
     their own block's maximum, where d is the shift. A row with a NaN scale becomes NaN as a whole.
     """
     blocks = payload.to(torch.float64).unflatten(-1, (-1, BLOCK))
@@ -111,13 +118,15 @@ def fold(payload: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def group_starts(ends: torch.Tensor, rows: int) -> list[tuple[int, int]]:
-    """Return (start, stop) of every group; ends are cumulative, int32 [E]; rows past the last end belong to no group."""
+    """Return (start, stop) of every group; ends are cumulative, int32 [E]; rows past the last end belong to no
+    group."""
     stops = [min(max(int(e), 0), rows) for e in ends.tolist()]
     return list(zip([0, *stops[:-1]], stops))
 
 
 def grouped_gemm(a_MK: torch.Tensor, w_ENK: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Return a @ w[e]^T for the rows of every group in FP64; rows of no group are NaN. a: [M, K], w: [E, N, K], ends: [E] int32."""
+    """Return a @ w[e]^T for the rows of every group in FP64; rows of no group are NaN. a: [M, K], w: [E, N, K],
+    ends: [E] int32."""
     out = torch.full((a_MK.shape[0], w_ENK.shape[1]), torch.nan, dtype=torch.float64, device=a_MK.device)
     for e, (start, stop) in enumerate(group_starts(ends, a_MK.shape[0])):
         if stop > start:
@@ -126,6 +135,7 @@ def grouped_gemm(a_MK: torch.Tensor, w_ENK: torch.Tensor, ends: torch.Tensor) ->
 
 
 def swiglu_quantize(h_M2F: torch.Tensor, rounding: str = "floor") -> tuple[torch.Tensor, torch.Tensor]:
-    """Return quantize(silu(gate) * up), gate first. h: [M, 2F] -> payload [M, F], scales [M, F/32]. The product is rounded to BF16 first."""
+    """Return quantize(silu(gate) * up), gate first. h: [M, 2F] -> payload [M, F], scales [M, F/32]. The product is
+    rounded to BF16 first."""
     gate, up = h_M2F.to(torch.float32).chunk(2, dim=-1)
     return quantize((torch.nn.functional.silu(gate) * up).to(torch.bfloat16), rounding)

@@ -1,4 +1,5 @@
-"""Portable MXFP8 kernels: rows (quantise, fold, SwiGLU first, scatter to peers) and the grouped GEMM (folded and exact).
+"""Portable MXFP8 kernels: rows (quantise, fold, SwiGLU first, scatter to peers) and the grouped GEMM (folded and
+exact).
 
 E4M3 is coded and decoded in integers, so bytes are the same on every GPU and in Triton's CPU interpreter.
 """
@@ -344,7 +345,8 @@ def grouped_gemm(
     ends: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Grouped GEMM of folded (scales [M], [E, N]) or canonical (scales [M, K/32], [E, N, K/32]) operands into out [M, N]."""
+    """Grouped GEMM of folded (scales [M], [E, N]) or canonical (scales [M, K/32], [E, N, K/32]) operands into out
+    [M, N]."""
     (M, K), (E, N, _) = a.shape, w.shape
     if M == 0 or E == 0:
         return
