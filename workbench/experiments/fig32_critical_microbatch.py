@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -344,16 +345,15 @@ def _draw_measured(result: Result) -> go.Figure:
                  vertical_spacing=0.1, horizontal_spacing=0.03,
                  subplot_titles=[f"{n}, {q}" for q in PASSES for n in LAYERS])  # fmt: skip
     # Sub-plot titles would sit under the legend.
-    fig.update_layout(legend={"y": -0.12, "yanchor": "top"})
+    fig.update_layout(legend={"y": -0.15, "yanchor": "top"}, margin={"t": 90})
     style = {
         "eager": {"dash": "solid", "device": COLOURS["gpu_execute"], "submit": COLOURS["sync_wait"]},
         "replay": {"dash": "dash", "device": COLOURS["gpu_execute"], "submit": COLOURS["sync_wait"]},
         "compiled": {"dash": "dot", "device": SERIES[5], "submit": SERIES[4]},
     }
     seen: set[str] = set()
-    for c in curves(result):
-        if c["mode"] == "replay" and not p.replay:
-            continue
+    drawn = [c for c in curves(result) if p.replay or c["mode"] != "replay"]
+    for c in drawn:
         where: Any = {"row": PASSES.index(c["passes"]) + 1, "col": LAYERS.index(c["layer"]) + 1}
         look = style[c["mode"]]
         for kind, label in (("device", "device"), ("submit", "submission")):
@@ -375,8 +375,10 @@ def _draw_measured(result: Result) -> go.Figure:
             seen.add(name)
         if c["mode"] == "eager":
             _mark_crossover(fig, c, where, COLOURS["idle"], INK)
-    fig.update_xaxes(type="log")
-    fig.update_yaxes(type="log")
+    times = [float(v) / 1e3 for c in drawn for v in (*c["device"], *c["submit"])]
+    # A decade above the curves holds the panels' words.
+    fig.update_xaxes(type="log", dtick=1)
+    fig.update_yaxes(type="log", dtick=1, range=[math.log10(min(times)) - 0.2, math.log10(max(times)) + 1.0])
     fig.update_xaxes(title="tokens per microbatch (log)", row=2)
     fig.update_yaxes(title="time (ms, log)", col=1)
     return fig
@@ -390,7 +392,7 @@ def _mark_crossover(fig: go.Figure, c: dict[str, Any], where: Any, band: str, in
     if c["tokens"][0] < c["critical"] <= c["tokens"][-1]:
         fig.add_vline(x=c["critical"], line={"color": ink, "dash": "dot"}, **where)
     if c["limit"]:
-        text += f"<br>{c['limit']:,.0f} tokens of this layer fill the memory"
+        text += f"<br>{c['limit']:,.0f} tokens fill the memory"
     fig.add_annotation(text=text, x=0.03, y=0.97, xref="x domain", yref="y domain", xanchor="left", yanchor="top",
                        showarrow=False, align="left", font={"size": 11}, **where)  # fmt: skip
 
