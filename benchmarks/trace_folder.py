@@ -14,7 +14,6 @@ import resource
 import statistics
 import tempfile
 import time
-from pathlib import Path
 
 from workbench.record import data_root
 from workbench.traces.folder import analyse_folder

@@ -1,7 +1,8 @@
 """One notebook over a grid of parameters, as Dask tasks: on this machine, or on any Dask cluster by address.
 
 A run's folder is named by the hash of notebook, code, packages, data and parameters and appears by one rename, so that
-runs are never done twice, however workers, scheduler or driver die, and never half there.
+runs are never done twice, however workers, scheduler or driver die, and never half there. Runs that failed lie apart:
+nothing ever replaces or removes a finished run.
 """
 
 from __future__ import annotations
@@ -18,12 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from workbench.experiment import RESULT_MIME
-from workbench.suite.catalog import Notebook
-from workbench.suite.fingerprint import fingerprint
+from workbench.suite.catalog import Notebook, NotebookError
+from workbench.suite.fingerprint import code_hash, fingerprint
 from workbench.suite.process import prepare_folder, run_one, write_json
+from workbench.sweep_results import compare, tidy
 
-RUNS = "runs"
+RUNS, FAILED_RUNS = "runs", "failed"
+FINISHED = ("passed", "claim_failed")
 ATTEMPTS = 3
+DEATHS_ALLOWED = 20
+
+
+class OtherCodeError(RuntimeError):
+    """A worker would run other code than the driver, so that its result would carry a false name."""
 
 
 def grid(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -31,32 +39,48 @@ def grid(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(values, combination)) for combination in itertools.product(*values.values())]
 
 
-def run_task(notebook: str, params: dict[str, Any], root: str, mark: str, timeout_s: float) -> dict[str, Any]:
-    """Run one point of a sweep on a worker, unless its folder is already there; return its outcome.
+def run_task(
+    notebook: str, params: dict[str, Any], root: str, mark: str, code: str, timeout_s: float
+) -> dict[str, Any]:
+    """Run one point of a sweep on a worker, unless it is finished already; return its outcome.
 
     Two workers may hold the same point when one was thought dead: each writes under its own name and the first rename
     wins.
+
+    Raises:
+        OtherCodeError: this worker's code is not the driver's.
+        OutputError: the folder cannot be written.
     """
-    runs = Path(root) / RUNS
-    target = runs / mark[:16]
+    target = Path(root) / RUNS / mark[:16]
     if (found := finished(target)) is not None:
         return found
-    temporary = runs / f".{mark[:16]}-{uuid.uuid4().hex[:8]}"
+    if code_hash() != code:
+        raise OtherCodeError("this worker has another version of workbench or moe_kernels than the driver")
+    temporary = Path(root) / RUNS / f".{mark[:16]}-{uuid.uuid4().hex[:8]}"
     try:
         outcome = run_one(notebook, params, temporary, timeout_s, fingerprint=mark)
         slug = Path(notebook).stem
-        write_json(temporary / "outcome.json", outcome | {"rows": rows_of(temporary / f"{slug}.ipynb")})
-        try:
-            os.replace(temporary, target)
-        except OSError:
-            if (found := finished(target)) is not None:
+        outcome |= {"rows": rows_of(temporary / f"{slug}.ipynb")}
+        write_json(temporary / "outcome.json", outcome)
+        if outcome["status"] in FINISHED:
+            try:
+                os.rename(temporary, target)
+            except OSError:
+                if (found := finished(target)) is None:
+                    raise
                 return found
-            # What stands there is not finished (a failed run of before): this one takes its place.
-            shutil.rmtree(target, ignore_errors=True)
-            os.replace(temporary, target)
-        return json.loads((target / "outcome.json").read_text(encoding="utf-8"))
+        else:
+            _keep_failed(temporary, Path(root) / FAILED_RUNS / mark[:16])
+        return outcome
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _keep_failed(temporary: Path, target: Path) -> None:
+    """Show the newest failure; another worker that fails at the same moment may win."""
+    shutil.rmtree(target, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.rename(temporary, target)
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
@@ -65,7 +89,7 @@ def finished(folder: Path) -> dict[str, Any] | None:
         outcome = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return outcome if outcome.get("status") in ("passed", "claim_failed") else None
+    return outcome if outcome.get("status") in FINISHED else None
 
 
 def rows_of(executed: Path) -> list[dict[str, Any]]:
@@ -87,6 +111,9 @@ def cluster(address: str | None, workers: int, gpus: int) -> Iterator[Any]:
 
     A local cluster has `workers` processes of one thread (notebooks depend on their process), and gives each GPU to
     one worker as the resource ``GPU``, so that two notebooks that measure never share one.
+
+    Raises:
+        OSError: nothing answers at `address`.
     """
     # Read when distributed is first imported, here and in the workers.
     os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "error")
@@ -97,11 +124,14 @@ def cluster(address: str | None, workers: int, gpus: int) -> Iterator[Any]:
         with Client(address, timeout="20s") as client:
             yield client
         return
+    _remove_folders_of_the_dead()
+    local = tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")
     specification = {
         i: {
             "cls": Nanny,
             "options": {
                 "nthreads": 1,
+                "local_directory": local,
                 "resources": {"GPU": 1} if i < gpus else {},
                 "env": {"CUDA_VISIBLE_DEVICES": str(i)} if i < gpus else {},
             },
@@ -109,14 +139,11 @@ def cluster(address: str | None, workers: int, gpus: int) -> Iterator[Any]:
         for i in range(max(workers, gpus))
     }
     # A worker that dies takes nothing with it but its own run; the scheduler must not give a point up too soon.
-    dask.config.set({"distributed.scheduler.allowed-failures": 20, "distributed.worker.daemon": False})
+    dask.config.set({"distributed.scheduler.allowed-failures": DEATHS_ALLOWED, "distributed.worker.daemon": False})
     scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}}
-    local = tempfile.mkdtemp(prefix="workbench-dask-")
-    for spec in specification.values():
-        spec["options"]["local_directory"] = local
     try:
         with (
-            SpecCluster(workers=specification, scheduler=scheduler, silence_logs="ERROR") as started,
+            SpecCluster(workers=specification, scheduler=scheduler, silence_logs=True) as started,
             Client(started) as client,
         ):
             yield client
@@ -124,8 +151,48 @@ def cluster(address: str | None, workers: int, gpus: int) -> Iterator[Any]:
         shutil.rmtree(local, ignore_errors=True)
 
 
+_SCRATCH = "workbench-dask-"
+
+
+def _remove_folders_of_the_dead() -> None:
+    """Remove scratch folders of drivers that were killed outright."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        owner = path.name.removeprefix(_SCRATCH).split("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def may_use_gpu(notebook: Notebook, points: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a run would measure where a GPU is: its experiment can, and its source is auto or live."""
+    try:
+        experiment = notebook.experiment
+        default = notebook.declared["source"].default if "source" in notebook.declared else "auto"
+    except NotebookError:
+        return False
+    measures = experiment is None or "live" in experiment.sources()
+    return measures and any(p.get("source", default) in ("auto", "live") for p in points)
+
+
+def default_resources(client: Any, notebook: Notebook, points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return ``{"GPU": 1}`` for runs that may measure, where workers offer GPUs; nothing otherwise."""
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    offered = any(w.get("resources", {}).get("GPU") for w in workers)
+    return {"GPU": 1.0} if offered and may_use_gpu(notebook, points) else {}
+
+
+def lacking(client: Any, resources: Mapping[str, float]) -> str | None:
+    """Say why no run can start now, None where one can: no worker, or none that offers the resources."""
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    if not workers:
+        return "the cluster has no worker yet"
+    if any(all(w.get("resources", {}).get(n, 0) >= v for n, v in resources.items()) for w in workers):
+        return None
+    wanted = ", ".join(f"{n}={v:g}" for n, v in resources.items())
+    return f"no worker offers {wanted} (start them with: dask worker --resources {wanted!r})"
+
+
 def pending(notebook: Notebook, points: Sequence[Mapping[str, Any]], out: Path) -> int:
-    """Return how many of the points are not finished in `out`."""
+    """Return how many different points are not finished in `out`."""
     marks = {fingerprint(notebook, dict(p)) for p in points}
     return sum(finished(out / RUNS / m[:16]) is None for m in marks)
 
@@ -151,12 +218,15 @@ def sweep(
         resources: Dask resources that a run takes, e.g. ``{"GPU": 1}``.
         on_progress: called with (finished, all, outcome).
     Returns:
-        The summary as in ``sweep.json``: ``slug, runs`` (one a point: ``key, params, status, ...``).
+        The summary as in ``sweep.json``: ``slug, runs`` (one a point: ``key, params, status, folder, ...``).
+    Raises:
+        OutputError: `out` cannot be written.
+        OSError: the scheduler is gone.
     """
     from distributed import as_completed
 
-    prepare_folder(out)
-    prepare_folder(out / RUNS)
+    for folder in (out, out / RUNS, out / FAILED_RUNS):
+        prepare_folder(folder)
     marks = [fingerprint(notebook, dict(p)) for p in points]
     outcomes: dict[str, dict[str, Any]] = {}
     futures: dict[Any, str] = {}
@@ -170,6 +240,7 @@ def sweep(
             dict(point),
             str(out.resolve()),
             mark,
+            code_hash(),
             timeout_s,
             key=f"{notebook.slug}-{mark[:16]}-{uuid.uuid4().hex[:6]}",
             pure=False,
@@ -178,135 +249,61 @@ def sweep(
         )
         futures[future] = mark
     total = len(outcomes) + len(futures)
-    for future in as_completed(list(futures)):
+    for future in as_completed(list(futures)) if futures else ():
         mark = futures[future]
-        try:
-            outcomes[mark] = future.result()
-        except Exception as error:
-            # The folder decides: a run may have finished although its worker died before it could answer.
-            outcomes[mark] = finished(out / RUNS / mark[:16]) or {
-                "status": "lost",
-                "error": {"kind": type(error).__name__, "message": str(error)[:500]},
-            }
+        outcomes[mark] = _outcome_of(future, out / RUNS / mark[:16])
         if on_progress is not None:
             on_progress(len(outcomes), total, outcomes[mark])
-    runs = [
-        {"key": m[:16], "params": dict(p)}
-        | {k: v for k, v in outcomes[m].items() if k not in ("params", "fingerprint")}
-        for m, p in zip(marks, points)
-    ]
+    _remove_leftovers(out, [m for m in outcomes if outcomes[m]["status"] in FINISHED])
+    runs = []
+    for mark, point in zip(marks, points):
+        outcome = outcomes[mark]
+        kept = None if outcome["status"] == "lost" else RUNS if outcome["status"] in FINISHED else FAILED_RUNS
+        folder = f"{kept}/{mark[:16]}" if kept and (out / kept / mark[:16]).is_dir() else None
+        rest = {k: v for k, v in outcome.items() if k not in ("params", "fingerprint")}
+        runs.append({"key": mark[:16], "folder": folder, "params": dict(point)} | rest)
     summary = {"slug": notebook.slug, "names": sorted({n for p in points for n in p}), "runs": runs}
     write_json(out / "sweep.json", summary)
-    table = tidy(summary)
-    temporary = out / ".table.csv.tmp"
-    table.write_csv(temporary)
-    os.replace(temporary, out / "table.csv")
+    _write(out / "table.csv", tidy(summary).write_csv())
     write_page(summary, out)
     return summary
 
 
-def tidy(summary: Mapping[str, Any]) -> Any:
-    """Return one polars table over all runs: a column per swept parameter, ``status``, then the rows' own columns."""
-    import polars as pl
-
-    flat = []
-    for run in summary["runs"]:
-        keys = {n: _scalar(run["params"].get(n)) for n in summary["names"]} | {
-            "run": run["key"],
-            "status": run["status"],
+def _outcome_of(future: Any, folder: Path) -> dict[str, Any]:
+    """Return what became of a task; the folder decides, for a worker may die before it can answer."""
+    try:
+        return future.result()
+    except Exception as error:
+        # A cancelled future is how a lost scheduler shows.
+        return finished(folder) or {
+            "status": "lost",
+            "error": {"kind": type(error).__name__, "message": str(error)[:500] or "the scheduler is gone"},
         }
-        for row in run.get("rows") or [{}]:
-            flat.append(keys | {(f"table_{k}" if k in keys else k): _scalar(v) for k, v in row.items()})
-    return pl.DataFrame(flat, infer_schema_length=None)
 
 
-def _scalar(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, (list, dict)) else value
+def _remove_leftovers(out: Path, marks: Sequence[str]) -> None:
+    """Remove what killed workers left of runs that others finished, and failures since overcome."""
+    for mark in marks:
+        for path in (out / RUNS).glob(f".{mark[:16]}-*"):
+            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(out / FAILED_RUNS / mark[:16], ignore_errors=True)
 
 
-def load_sweep(folder: str | Path) -> dict[str, Any]:
-    """Read a finished sweep's summary.
-
-    Raises:
-        FileNotFoundError: the folder holds no sweep.
-    """
-    path = Path(folder) / "sweep.json"
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{Path(folder).name!r} holds no sweep.json; run: workbench sweep SLUG -p name=a,b --out FOLDER"
-        )
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def compare(
-    summary: Mapping[str, Any], *, x: str | None = None, y: str | None = None, colour: str | None = None
-) -> Any:
-    """Draw one numeric column of the swept tables against one swept parameter.
-
-    Args:
-        summary: of `load_sweep`.
-        x: swept parameter; the first with more than one value when None.
-        y: column; the first numeric one that is not swept when None.
-        colour: column or parameter that tells the lines apart; the second swept parameter when None.
-    Raises:
-        ValueError: no such column; the message lists those that are.
-    """
-    import plotly.graph_objects as go
-    import polars as pl
-
-    from workbench.plotting import SERIES, figure
-
-    table = tidy(summary)
-    names = [n for n in summary["names"] if table[n].n_unique() > 1] or list(summary["names"]) or ["run"]
-    x = x or names[0]
-    numeric = [c for c in table.columns if table[c].dtype.is_numeric() and c not in summary["names"]]
-    y = y or (numeric[0] if numeric else None)
-    colour = colour or (names[1] if len(names) > 1 else None)
-    for column in (x, y, colour):
-        if column is not None and column not in table.columns:
-            raise ValueError(f"no column {column!r} in the sweep; it has {', '.join(table.columns)}")
-    fig = figure(f"{summary['slug']}: {y or 'no numeric column'} against {x}", height=460)
-    if y is None:
-        return fig
-    groups = table.group_by(colour, maintain_order=True) if colour else [((None,), table)]
-    for i, ((name,), part) in enumerate(groups):
-        part = part.filter(pl.col(y).is_not_null()).sort(x)
-        middle = part.group_by(x, maintain_order=True).agg(pl.col(y).median())
-        common = {
-            "legendgroup": str(name),
-            "line": {"color": SERIES[i % len(SERIES)]},
-            "marker": {"color": SERIES[i % len(SERIES)]},
-        }
-        fig.add_trace(
-            go.Scatter(
-                x=part[x].to_list(), y=part[y].to_list(), mode="markers", opacity=0.5, showlegend=False, **common
-            )
-        )
-        label = f"{colour} = {name}" if colour else "median"
-        fig.add_trace(
-            go.Scatter(x=middle[x].to_list(), y=middle[y].to_list(), mode="lines+markers", name=label, **common)
-        )
-    fig.update_xaxes(title=x)
-    fig.update_yaxes(title=y)
-    return fig
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def write_page(summary: Mapping[str, Any], out: Path) -> None:
     """Write ``index.html``: the comparison figure, and each run with its parameters, claims and executed notebook."""
     import jinja2
+    from plotly.offline import get_plotlyjs
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("workbench", "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     figure = compare(summary).to_html(full_html=False, include_plotlyjs="directory")
-    from plotly.offline import get_plotlyjs
-
-    script = out / "plotly.min.js"
-    if not script.is_file():
-        temporary = out / ".plotly.min.js.tmp"
-        temporary.write_text(get_plotlyjs(), encoding="utf-8")
-        os.replace(temporary, script)
-    text = environment.get_template("sweep.html.j2").render(summary=summary, figure=figure)
-    temporary = out / ".index.html.tmp"
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, out / "index.html")
+    if not (out / "plotly.min.js").is_file():
+        _write(out / "plotly.min.js", get_plotlyjs())
+    _write(out / "index.html", environment.get_template("sweep.html.j2").render(summary=summary, figure=figure))

@@ -1,10 +1,11 @@
-"""``workbench sweep SLUG -p name=a,b,c``: a grid of parameters over Dask workers."""
+"""``workbench sweep SLUG -p name=a,b,c``: notebooks over a grid of parameters, on Dask workers."""
 
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +14,10 @@ app = typer.Typer()
 
 @app.command("sweep")
 def sweep_command(
-    slug: Annotated[str, typer.Argument(help="Notebook to run at every point.")],
+    slugs: Annotated[
+        list[str],
+        typer.Argument(metavar="SLUG...", help="Notebook to run at every point; several, or groups, nightly."),
+    ],
     param: Annotated[
         list[str] | None,
         typer.Option(
@@ -26,7 +30,9 @@ def sweep_command(
     ] = None,
     resources: Annotated[
         str | None,
-        typer.Option(help="Dask resources that one run takes, e.g. GPU=1; chosen by itself for measuring runs here."),
+        typer.Option(
+            help="Dask resources that one run takes; GPU=1 by itself for runs that may measure where workers offer GPU."
+        ),
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes of the local cluster; default: cores, at most 4.")
@@ -35,48 +41,85 @@ def sweep_command(
     out: Annotated[
         Path, typer.Option(help="Folder for the results; on a shared file system for several machines.")
     ] = Path("out/sweep"),
+    strict: Annotated[bool, typer.Option("--strict", help="Exit status 1 for a failed claim, too.")] = False,
 ) -> None:
-    """Run one notebook over a grid of parameters; finished points are never run again."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    """Run notebooks over a grid of parameters; finished points are never run again.
 
+    Several notebooks (or groups) each get a folder of their own under --out; all share the cluster.
+    """
     from workbench.cli.suite import _refuse, default_jobs
     from workbench.suite import OutputError, ParameterError, SelectionError, select
     from workbench.suite.fingerprint import gpus
-    from workbench.suite.runs import may_measure
-    from workbench.sweep import cluster, pending, sweep
+    from workbench.sweep import FINISHED, cluster, may_use_gpu, pending
 
     try:
-        notebook = select([slug])[0]
-        points = parse_points(notebook, param or [], source)
+        notebooks = select(slugs)
+        work = {n.slug: (n, parse_points(n, param or [], source)) for n in notebooks}
         needs = parse_resources(resources)
     except (ParameterError, SelectionError, ValueError) as error:
         _refuse(str(error))
-    if needs is None:
-        needs = {"GPU": 1.0} if scheduler is None and any(may_measure(notebook, p) for p in points) else {}
-    failed = 0
-    left = pending(notebook, points, out)
-    typer.echo(f"{len(points)} points, {len(points) - left} finished before")
-    started = cluster(scheduler, workers or default_jobs(), len(gpus()) if needs.get("GPU") else 0)
+    folders = {slug: out / slug if len(work) > 1 else out for slug in work}
+    everything = sum(len(points) for _, points in work.values())
+    left = sum(pending(n, points, folders[n.slug]) for n, points in work.values())
+    typer.echo(f"{everything} points, {left} to run")
+    local_gpus = len(gpus()) if any(may_use_gpu(n, points) for n, points in work.values()) else 0
+    started = cluster(scheduler, workers or default_jobs(), local_gpus)
     try:
         with started if left else contextlib.nullcontext() as client:
             if client is not None:
                 typer.echo(f"running on {client.scheduler.address}; dashboard {client.dashboard_link}")
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            with Progress(*columns, console=Console(stderr=True)) as bar:
-                task = bar.add_task(slug, total=len(points))
-
-                def show(done: int, total: int, outcome: dict) -> None:
-                    bar.update(task, completed=done, total=total)
-                    if outcome["status"] not in ("passed", "claim_failed"):
-                        bar.console.print(describe_failure(outcome))
-
-                summary = sweep(notebook, points, out, client, timeout_s=timeout, resources=needs, on_progress=show)
+            summaries = run_all(work, folders, client, timeout, needs)
     except (OutputError, OSError, TimeoutError) as error:
         _refuse(f"sweep stopped: {error}; what is finished stays in {out}, run the same command to go on")
-    failed = sum(r["status"] not in ("passed", "claim_failed") for r in summary["runs"])
-    typer.echo(f"{len(summary['runs']) - failed} of {len(summary['runs'])} points finished; {out / 'index.html'}")
-    raise typer.Exit(int(failed > 0))
+    good = FINISHED[:1] if strict else FINISHED
+    bad = sum(r["status"] not in good for s in summaries for r in s["runs"])
+    pages = ", ".join(str(folders[s["slug"]] / "index.html") for s in summaries[:3]) + ", …" * (len(summaries) > 3)
+    typer.echo(f"{everything - bad} of {everything} points {'passed' if strict else 'finished'}; {pages}")
+    raise typer.Exit(int(bad > 0))
+
+
+def run_all(work: dict, folders: dict[str, Path], client: Any, timeout_s: float, needs: dict | None) -> list[dict]:
+    """Sweep every notebook over the one client, all at a time, behind one progress bar; return the summaries."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from workbench.sweep import FINISHED, default_resources, lacking, sweep
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        resources = {}
+        for slug, (notebook, points) in work.items():
+            resources[slug] = needs
+            if needs is None:
+                resources[slug] = default_resources(client, notebook, points) if client is not None else {}
+            if client is not None and (why := lacking(client, resources[slug])) is not None:
+                bar.console.print(f"{slug}: waiting, {why}", markup=False)
+
+        def one(slug: str) -> dict:
+            notebook, points = work[slug]
+            task = bar.add_task(slug, total=len(points))
+
+            def show(done: int, total: int, outcome: dict) -> None:
+                bar.update(task, completed=done, total=total)
+                if outcome["status"] not in FINISHED:
+                    bar.console.print(describe_failure(outcome), markup=False)
+
+            summary = sweep(
+                notebook,
+                points,
+                folders[slug],
+                client,
+                timeout_s=timeout_s,
+                resources=resources[slug],
+                on_progress=show,
+            )
+            bar.update(task, completed=len(points), total=len(points))
+            return summary
+
+        if len(work) == 1:
+            return [one(slug) for slug in work]
+        with ThreadPoolExecutor(len(work)) as threads:
+            return list(threads.map(one, work))
 
 
 def describe_failure(outcome: dict) -> str:
