@@ -24,7 +24,7 @@ ROTATING_SETS = 3
 BASELINE = "bf16_grouped"
 SWEPT = (BASELINE, "ours", "multi_launch")
 RESTARTED = (*SWEPT, "ours_canonical", "torch_fp8_fast")
-"""Variants of the swept rows, and those timed in every process; the first process times all of them on the table's rows."""
+"""Variants of the swept rows, and those timed in every process; the first process times all on the table's rows."""
 
 
 def calls(

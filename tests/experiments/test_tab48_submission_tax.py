@@ -1,0 +1,120 @@
+"""Table 48's experiment on made-up samples: what a row says, which claims hold, and that they can fail."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from workbench.experiment import Result
+from workbench.experiments import tab48_submission_tax as tab48
+
+CEILINGS = {"copy_GBps": 4000.0, "bf16_TFLOPs": 700.0, "fp8_TFLOPs": 1250.0}
+TIMES = {  # M -> variant -> (eager, graph), prequantised and including quantisation alike
+    128: {"bf16_grouped": (68.0, 62.0), "ours": (30.0, 22.0), "multi_launch": (90.0, 50.0)},
+    4096: {"bf16_grouped": (76.0, 68.0), "ours": (45.0, 40.0), "multi_launch": (95.0, 60.0)},
+    32768: {"bf16_grouped": (506.0, 505.0), "ours": (300.0, 290.0), "multi_launch": (420.0, 400.0)},
+}
+
+
+def process(drift: float = 1.0, honest: bool = False, **changed: float) -> dict:
+    samples = []
+    for M, variants in TIMES.items():
+        for variant, (eager, graph) in variants.items():
+            for source in tab48.INPUTS:
+                if variant == "bf16_grouped" and source == "including_q":
+                    continue
+                scale = drift if variant == "ours" else 1.0
+                eager_us = changed.get(f"{variant}_{M}_eager", eager) * scale
+                sample = {"M": M, "variant": variant, "input": source, "swept": False}
+                sample |= {
+                    "eager": [[eager_us - 1, eager_us], [eager_us, eager_us + 1]],
+                    "graph": [[graph * scale] * 5],
+                }
+                if honest:
+                    sample |= {
+                        "submit_us": [10.0, 12.0, 50.0],
+                        "back_to_back_us": [31.0],
+                        "rotating_us": [25.0],
+                        "launches": 2,
+                    }
+                samples.append(sample)
+    return {"samples": samples, "failures": []}
+
+
+def result(*processes: dict) -> Result:
+    params = tab48.SubmissionTaxParams()
+    rows = tab48.gather(processes, params, CEILINGS)
+    frame = pl.DataFrame(rows, infer_schema_length=None)
+    return Result(experiment=tab48.EXPERIMENT, params=params, source="model", table=frame)
+
+
+def cell(found: Result, **where) -> dict:
+    rows = found.table.filter(**where).to_dicts()
+    assert len(rows) == 1
+    return rows[0]
+
+
+def test_speedup_is_taken_inside_each_process_and_its_range_is_kept():
+    found = result(process(1.0, honest=True), process(1.1), process(0.9))
+    row = cell(found, M=128, input="including_q", variant="ours", mode="eager")
+    assert row["bf16_time_us_p50"] == 68.0 and row["time_us_p50"] == 30.0
+    assert row["speedup"] == pytest.approx(68 / 30, abs=1e-4)
+    assert row["speedup_min"] == pytest.approx(68 / 33, abs=1e-4)
+    assert row["speedup_max"] == pytest.approx(68 / 27, abs=1e-4)
+    assert (row["restarts"], row["submit_us_p50"], row["launches"]) == (3, 12.0, 2)
+    assert cell(found, M=128, input="including_q", variant="bf16_grouped", mode="graph")["speedup"] == 1
+
+
+def test_columns_begin_as_the_table_is_asked_for():
+    assert result(process()).table.columns[:8] == [
+        "M", "input", "variant", "mode", "speedup", "time_us_p50", "bf16_time_us_p50", "floor_share",
+    ]  # fmt: skip
+
+
+def test_floor_counts_each_operand_once():
+    params = tab48.SubmissionTaxParams()
+    weights, rows = 16 * 1536 * 3072, 128
+    folded = tab48.product_cost(rows, params, "ours", "prequantized")
+    assert folded.bytes == rows * 1536 + weights + rows + 16 * 3072 + 2 * rows * 3072
+    assert tab48.product_cost(rows, params, "ours", "including_q").bytes - folded.bytes == rows * 1536
+    assert tab48.product_cost(rows, params, "ours_canonical", "prequantized").bytes - folded.bytes == rows * (48 - 1)
+    assert folded.flop == 2 * rows * 1536 * 3072
+    row = cell(result(process()), M=128, input="prequantized", variant="ours", mode="graph")
+    assert row["floor_share"] == pytest.approx(folded.bytes / 4000e3 / 22, abs=1e-4)
+
+
+def test_claims_hold_on_these_samples_and_the_comparison_has_twelve_cells():
+    found = result(process())
+    assert [c.holds for c in found.checks] == [True] * 4
+    cells = tab48.comparison(found)
+    assert len(cells) == 12 and all(c["ahead"] for c in cells)
+    assert {c[tab48.REPORT] for c in cells} == {0.66, 2.17, 0.34, 2.03, 0.65, 1.26, 0.32, 1.06, 1.43, 1.42, 1.21, 1.22}
+    assert found.figure().data
+
+
+@pytest.mark.parametrize(
+    ("changed", "failing"),
+    [
+        ({"ours_32768_eager": 400.0}, [0, 3]),
+        ({"multi_launch_128_eager": 40.0}, [1, 2]),
+        ({"ours_4096_eager": 300.0}, [3]),
+    ],
+)
+def test_claims_can_fail(changed, failing):
+    assert [i for i, c in enumerate(result(process(**changed)).checks) if c.holds is False] == failing
+
+
+def test_claims_that_the_table_cannot_decide_are_left_open():
+    only = process()
+    only["samples"] = [s for s in only["samples"] if s["M"] == 4096]
+    assert [c.holds for c in result(only).checks] == [None, None, None, None]
+
+
+def test_the_reports_own_cells_show_its_claims():
+    assert [c.holds for c in tab48.EXPERIMENT.run(source="report").checks] == [True, True, True]
+
+
+def test_launch_costs_need_the_honest_columns():
+    assert tab48.launch_costs(result(process())) == []
+    costs = tab48.launch_costs(result(process(honest=True)))
+    assert len(costs) == 18 and {c["submit_us_per_launch"] for c in costs} == {6.0}
