@@ -1,5 +1,6 @@
 """Development model: one function on every path, the report's sizes, a step that learns."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from moe_kernels.model import (  # noqa: E402
     make_optimizer,
     small_config,
 )
+from moe_kernels.model.api import _rotate  # noqa: E402
 from moe_kernels.transport import VirtualTransport  # noqa: E402
 from ranks import assert_close  # noqa: E402
 
@@ -85,6 +87,22 @@ def test_causal_attention_sees_no_later_token():
     with torch.no_grad():
         assert torch.allclose(model(tokens)[:, :10], model(changed)[:, :10], atol=1e-6)
         assert not torch.allclose(model(tokens)[:, 10:], model(changed)[:, 10:], atol=1e-3)
+
+
+def test_scores_depend_on_distances_between_positions():
+    """Rotary positions: the product of a rotated query and key is that of any pair as far apart."""
+    model = make("no_ep")
+    q, k = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+    rope = (model.rope_cos, model.rope_sin)
+    rotated_q, rotated_k = (_rotate(t.expand(1, 1, 64, 8), rope)[0, 0] for t in (q, k))
+    scores = rotated_q @ rotated_k.t()
+    for distance in (0, 3, 20):
+        band = scores.diagonal(distance)
+        assert torch.allclose(band, band[:1].expand_as(band), atol=1e-4)
+    assert torch.allclose(rotated_q.norm(dim=-1), q.norm().expand(64), atol=1e-5)
+    angle = 500_000.0 ** (-2 / 8)
+    by_hand = q[1] * math.cos(5 * angle) - q[5] * math.sin(5 * angle)
+    assert float(rotated_q[5, 1]) == pytest.approx(float(by_hand), abs=1e-5)
 
 
 def test_ranges_name_blocks_and_microbatches():

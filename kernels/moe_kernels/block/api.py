@@ -93,6 +93,7 @@ class RoutedBlock(nn.Module):
         self._records: dict[int, ForwardRecord] = {}
         self._last: int | None = None
         self.aux_losses: dict[str, torch.Tensor] = {}
+        self._rows: dict[int, torch.Tensor] = {}
         self._tokens: int | None = None
         self._recomputing = False
 
@@ -187,7 +188,10 @@ class RoutedBlock(nn.Module):
         )
 
     def _shared(self, x: torch.Tensor) -> torch.Tensor:
-        return shared_expert(x, self.shared_up_gate, self.shared_down)
+        rows = self._rows.get(x.shape[0])
+        if rows is None:
+            rows = self._rows[x.shape[0]] = torch.full((1,), x.shape[0], dtype=torch.int32, device=x.device)
+        return shared_expert(x, self.shared_up_gate, self.shared_down, rows, self.impl)
 
     def _local(self, x: torch.Tensor, microbatch: int, side: SideStream | None) -> torch.Tensor:
         before = self.config.shared_mode == "before_wait"

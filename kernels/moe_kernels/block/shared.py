@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
+
+from moe_kernels.swiglu import swiglu
 
 _STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 
 
-def shared_expert(x_TD: torch.Tensor, up_gate: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """SwiGLU feed-forward that every token passes: [T, D] with up_gate [D, 2F] and down [F, D]."""
-    gate, up = (x_TD @ up_gate).chunk(2, dim=-1)
-    return (F.silu(gate) * up) @ down
+def shared_expert(
+    x_TD: torch.Tensor, up_gate: torch.Tensor, down: torch.Tensor, rows: torch.Tensor, impl: str | None = None
+) -> torch.Tensor:
+    """SwiGLU feed-forward that every token passes: [T, D] with up_gate [D, 2F], down [F, D]; `rows` int32 [1] holds T."""
+    return swiglu(x_TD @ up_gate, rows, impl=impl) @ down
 
 
 class SideStream:

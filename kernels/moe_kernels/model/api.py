@@ -101,16 +101,17 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         batch, length, _ = x.shape
         heads = self.qkv(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        q, k = _rotate(q, rope), _rotate(k, rope)
+        rotated = _rotate(heads[:, : self.heads + self.kv_heads], rope)
+        q, k = rotated.split((self.heads, self.kv_heads), dim=1)
+        v = heads[:, self.heads + self.kv_heads :]
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
 def _rotate(x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    # Three launches for queries and keys together: a roll by half a head swaps its halves, the sines carry the sign.
     cos, sin = (t[: x.shape[2]] for t in rope)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 class DenseFeedForward(nn.Module):
@@ -194,8 +195,8 @@ class DevelopmentModel(nn.Module):
         positions = torch.arange(config.max_sequence, dtype=torch.float64)[:, None]
         halves = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
         angles = positions / config.rope_theta**halves
-        self.register_buffer("rope_cos", angles.cos().to(**factory), persistent=False)
-        self.register_buffer("rope_sin", angles.sin().to(**factory), persistent=False)
+        self.register_buffer("rope_cos", torch.cat((angles.cos(), angles.cos()), -1).to(**factory), persistent=False)
+        self.register_buffer("rope_sin", torch.cat((-angles.sin(), angles.sin()), -1).to(**factory), persistent=False)
 
     @torch.no_grad()
     def _initialise(self, seed: int) -> None:
