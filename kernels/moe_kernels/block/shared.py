@@ -12,7 +12,7 @@ _STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 def shared_expert(
     x_TD: torch.Tensor, up_gate: torch.Tensor, down: torch.Tensor, rows: torch.Tensor, impl: str | None = None
 ) -> torch.Tensor:
-    """SwiGLU feed-forward that every token passes: [T, D] with up_gate [D, 2F], down [F, D]; `rows` int32 [1] holds T."""
+    """SwiGLU feed-forward of every token: x [T, D], up_gate [D, 2F], down [F, D]; `rows` int32 [1] holds T."""
     return swiglu(x_TD @ up_gate, rows, impl=impl) @ down
 
 
