@@ -213,6 +213,16 @@ def test_bad_arguments_are_named(device):
         mxfp8.GroupedLinear(2, 40, 64)
 
 
+def test_slices_of_one_buffer_and_no_rows_at_all_are_fine(device):
+    pool = torch.zeros(16, 64, dtype=torch.bfloat16, device=device)
+    pool[:8].normal_()
+    _, w, ends = operands([4, 4], 8, 64, 64, device)
+    fw = folded_weight(w)
+    out = mxfp8.grouped_gemm(pool[:8], fw, ends, out=pool[8:], impl="reference")
+    assert out.abs().sum() > 0
+    assert mxfp8.grouped_gemm(pool[:0], fw, ends * 0).shape == (0, 64)
+
+
 def test_linear_gradients_against_fp64(device):
     sizes = [7, 0, 12]
     x, w, ends = operands(sizes, 24, 64, 96, device)
@@ -318,6 +328,21 @@ def test_replay_follows_new_offsets_and_repeats_bitwise(cuda_kernels, rows):
         mxfp8.grouped_gemm(x, fw, ends, out=eager)
         assert torch.equal(out.nan_to_num(7.0), eager.nan_to_num(7.0))
         assert eager[: sum(new)].isfinite().all() and eager[sum(new) :].isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [48, 4096])
+def test_prepared_call_sees_new_values_and_equals_the_checked_one(cuda_kernels, rows):
+    x, w, ends = operands([rows // 4] * 4, rows, 256, 256, GPU)
+    fw, out = folded_weight(w), torch.empty(rows, 256, dtype=torch.bfloat16, device=GPU)
+    scratch = mxfp8.Folded(*mxfp8.quantize(x, target="folded"))
+    folded = mxfp8.quantize(x, target="folded")
+    for source in (x, folded):
+        call = mxfp8.prepare(source, fw, ends, out, scratch=scratch)
+        x.mul_(2)
+        folded.row_scale.add_(1)
+        out.fill_(torch.nan)
+        assert torch.equal(call(), mxfp8.grouped_gemm(source, fw, ends))
 
 
 @pytest.mark.gpu

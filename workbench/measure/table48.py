@@ -93,6 +93,8 @@ def calls(
                         rows, q, ends, out=out, scratch=scratch, **options
                     ),
                 )
+            ready = mxfp8.prepare(rows, q, ends, out, scratch=scratch)
+            add("ours_prepared", source, ready)
             add("multi_launch", source, lambda source=source, separate=separate: separate(source == INCLUDING_Q))
         add(
             "ours_canonical", PREQUANTIZED, lambda q=q: mxfp8.grouped_gemm(canonical, q, ends, out=out, scratch=scratch)

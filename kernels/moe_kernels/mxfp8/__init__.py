@@ -7,6 +7,7 @@ from moe_kernels.mxfp8.api import (
     dispatch_quantize,
     fold,
     grouped_gemm,
+    prepare,
     quantize,
     swiglu_quantize,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "fold",
     "grouped_gemm",
     "grouped_linear",
+    "prepare",
     "quantize",
     "swiglu_quantize",
 ]

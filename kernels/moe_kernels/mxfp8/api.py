@@ -11,6 +11,7 @@ impl: "cuda" (sm_90a, needs nvcc once), "triton" (any GPU, or the CPU interprete
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Literal, NamedTuple, overload
 
@@ -455,9 +456,8 @@ def grouped_gemm(
         scratch: where rows that a launch of their own folds or quantises are kept (payload [M, K], row_scale [M]);
             allocated when absent.
         overlap: let the CUDA kernel set itself up while the launch before it drains; it waits for that launch before
-            it reads rows
-            or weights. Only a kernel that writes `ends` and itself releases its successor early would need False;
-            none here does.
+            it reads rows or weights. Only a kernel that writes `ends` and itself releases its successor early would
+            need False; none here does.
         variant: CUDA kernel variant, for measurements.
 
     Raises:
@@ -498,10 +498,7 @@ def grouped_gemm(
         out = torch.empty(M, N, dtype=out_dtype, device=device)
     else:
         check_tensor("out", out, shape=(M, N), dtypes=(torch.bfloat16, torch.float32), device=device, contiguous=True)
-        if out.untyped_storage().data_ptr() in (
-            rows.untyped_storage().data_ptr(),
-            w.payload.untyped_storage().data_ptr(),
-        ):
+        if _overlap(out, rows) or _overlap(out, w.payload):
             raise ValueError("out must not share memory with an input")
     impl = _impl(impl, device)
     if not folded:
@@ -538,6 +535,60 @@ def grouped_gemm(
         a = _fold_rows(a, rounding, scratch, impl, overlap)
     _gemm(a[0], a[1], w[0], w[1], ends, out, 3, impl, chosen, OVERLAP if overlap else 0)
     return out
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    start, other = a.data_ptr(), b.data_ptr()
+    return start < other + b.nbytes and other < start + a.nbytes
+
+
+def prepare(
+    a: Folded | torch.Tensor,
+    w: Folded,
+    ends: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scratch: Folded | None = None,
+    accumulate: str = "promoted",
+    rounding: str = "floor",
+) -> Callable[[], torch.Tensor]:
+    """Check everything once and return a call without arguments that launches the CUDA kernels on the current stream.
+
+    For buffers that stay where they are from step to step: the call costs the host its launches and nothing else. It
+    holds the tensors; new values in them are seen, new tensors are not. Arguments and errors are `grouped_gemm`'s,
+    folded or BF16 rows only; BF16 rows need `scratch` where two launches are taken.
+    """
+    grouped_gemm(a, w, ends, out=out, scratch=scratch, accumulate=accumulate, rounding=rounding, impl="cuda")
+    from moe_kernels.mxfp8 import cuda
+
+    lib, (E, N, K), M, device = cuda.library(), w.payload.shape, out.shape[0], out.device
+    chosen = choose_variant(M, N, K, E, accumulate)
+    raw = isinstance(a, torch.Tensor)
+    source = (2 if _rounding(rounding) else 1) if raw else 3
+    rows, scale = (a, None) if raw else a
+    first = None
+    if raw and chosen < SMALL:
+        if scratch is None:
+            raise ValueError("BF16 rows take two launches at this size: give scratch to keep the quantised rows")
+        first = (a.data_ptr(), None, scratch[0].data_ptr(), scratch[1].data_ptr(), None, M, K, source, 1, RELEASE)
+        rows, scale = scratch
+    tensors = (rows, scale, w[0], w[1], ends, out)
+    head = (*(None if t is None else t.data_ptr() for t in tensors), M, N, K, E)
+    small = chosen >= SMALL
+    launch = lib.mx_small_launch if small else lib.mx_big_launch
+    tail = (source, chosen - SMALL, OVERLAP | EVICT_FIRST) if small else (chosen, OVERLAP)
+    index = device.index if device.index is not None else torch.cuda.current_device()
+
+    def call() -> torch.Tensor:
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        if first is not None and (status := lib.mx_rows_launch(*first, stream)):
+            cuda.check(status, "MXFP8 row kernel")
+        if status := launch(*head, *tail, stream):
+            cuda.check(status, "MXFP8 grouped GEMM")
+        return out
+
+    call.tensors = (a, *tensors)  # type: ignore[attr-defined]  # keeps the addresses valid
+    return call
 
 
 def _fold_rows(a: MX | torch.Tensor, rounding: str, scratch: Folded | None, impl: str, overlap: bool) -> Folded:
