@@ -58,11 +58,15 @@ def test_submission_bound(tmp_path):
 
 def item(memory: str, sync_end: int = 70 * K) -> list[dict]:
     return [
-        event("cpu_op", "aten::item", 5 * K, 75 * K), launch(0, 5 * K, 1), kernel(8 * K, 58 * K, 1),
-        call("cudaMemcpyAsync", 6 * K, 66 * K if memory == "Pageable" else 10 * K, 2), d2h(60 * K, 62 * K, 2, memory),
+        event("cpu_op", "aten::item", 5 * K, 75 * K),
+        launch(0, 5 * K, 1),
+        kernel(8 * K, 58 * K, 1),
+        call("cudaMemcpyAsync", 6 * K, 66 * K if memory == "Pageable" else 10 * K, 2),
+        d2h(60 * K, 62 * K, 2, memory),
         call("cudaStreamSynchronize", 67 * K if memory == "Pageable" else 11 * K, sync_end, 3),
-        launch(90 * K, 95 * K, 4), kernel(98 * K, 108 * K, 4),
-    ]  # fmt: skip
+        launch(90 * K, 95 * K, 4),
+        kernel(98 * K, 108 * K, 4),
+    ]
 
 
 def test_pageable_copy_blocks_by_outcome_and_its_idle_splits(tmp_path):
@@ -82,40 +86,98 @@ def test_pinned_copy_and_the_wait_that_needs_it_are_one_blocking_read(tmp_path):
 
 
 def test_pinned_copy_alone_is_no_wait(tmp_path):
-    a = look(tmp_path, [launch(0, 5 * K, 1), kernel(8 * K, 58 * K, 1), call("cudaMemcpyAsync", 6 * K, 10 * K, 2),
-                        d2h(60 * K, 62 * K, 2, "Pinned"), launch(11 * K, 16 * K, 3), kernel(62 * K, 72 * K, 3)])  # fmt: skip
+    a = look(
+        tmp_path,
+        [
+            launch(0, 5 * K, 1),
+            kernel(8 * K, 58 * K, 1),
+            call("cudaMemcpyAsync", 6 * K, 10 * K, 2),
+            d2h(60 * K, 62 * K, 2, "Pinned"),
+            launch(11 * K, 16 * K, 3),
+            kernel(62 * K, 72 * K, 3),
+        ],
+    )
     assert waits(a) == [] and verify_trace(a).sync_free is True
 
 
 def test_pinned_copy_that_ends_before_its_asynchronous_call_returns_is_no_wait(tmp_path):
-    a = look(tmp_path, [launch(0, 5 * K, 1), kernel(4 * K, 5 * K, 1), call("cudaMemcpyAsync", 6 * K, 20 * K, 2), d2h(7 * K, 8 * K, 2, "Pinned"),
-                        launch(21 * K, 22 * K, 3), kernel(23 * K, 24 * K, 3)])  # fmt: skip
+    a = look(
+        tmp_path,
+        [
+            launch(0, 5 * K, 1),
+            kernel(4 * K, 5 * K, 1),
+            call("cudaMemcpyAsync", 6 * K, 20 * K, 2),
+            d2h(7 * K, 8 * K, 2, "Pinned"),
+            launch(21 * K, 22 * K, 3),
+            kernel(23 * K, 24 * K, 3),
+        ],
+    )
     assert waits(a) == []
 
 
 def test_rocm_copy_without_a_synchronise_call_blocks_by_outcome(tmp_path):
-    a = look(tmp_path, [call("hipLaunchKernel", 0, 5 * K, 1), kernel(8 * K, 50 * K, 1), call("hipMemcpyWithStream", 6 * K, 60 * K, 2),
-                        event("gpu_memcpy", "Memcpy DtoH (Device -> Host)", 52 * K, 55 * K, pid=0, tid=0, correlation=2, stream=0, device=0)])  # fmt: skip
+    a = look(
+        tmp_path,
+        [
+            call("hipLaunchKernel", 0, 5 * K, 1),
+            kernel(8 * K, 50 * K, 1),
+            call("hipMemcpyWithStream", 6 * K, 60 * K, 2),
+            event(
+                "gpu_memcpy",
+                "Memcpy DtoH (Device -> Host)",
+                52 * K,
+                55 * K,
+                pid=0,
+                tid=0,
+                correlation=2,
+                stream=0,
+                device=0,
+            ),
+        ],
+    )
     assert waits(a) == [("blocking_d2h", True)]
 
 
 def test_covered_wait_is_a_blocking_call_without_idle(tmp_path):
-    a = look(tmp_path, [launch(0, 5 * K, 1), kernel(8 * K, 28 * K, 1), launch(6 * K, 11 * K, 2), kernel(28 * K, 228 * K, 2, stream=20),
-                        call("cudaEventSynchronize", 12 * K, 32 * K, 3), launch(40 * K, 45 * K, 4), kernel(50 * K, 60 * K, 4)])  # fmt: skip
+    a = look(
+        tmp_path,
+        [
+            launch(0, 5 * K, 1),
+            kernel(8 * K, 28 * K, 1),
+            launch(6 * K, 11 * K, 2),
+            kernel(28 * K, 228 * K, 2, stream=20),
+            call("cudaEventSynchronize", 12 * K, 32 * K, 3),
+            launch(40 * K, 45 * K, 4),
+            kernel(50 * K, 60 * K, 4),
+        ],
+    )
     assert causes(a) == {} and waits(a) == [("event_sync", True)]
     assert verify_trace(a).exit_code == 1
 
 
 def test_cuda_sync_rows_are_no_device_work(tmp_path):
     sync = event("cuda_sync", "Stream Sync", 7 * K, 59 * K, pid=0, tid=7, correlation=2, stream=7, device=0)
-    a = look(tmp_path, [launch(0, 5 * K, 1), kernel(8 * K, 58 * K, 1), call("cudaStreamSynchronize", 6 * K, 60 * K, 2), sync,
-                        launch(70 * K, 75 * K, 3), kernel(78 * K, 88 * K, 3)])  # fmt: skip
+    a = look(
+        tmp_path,
+        [
+            launch(0, 5 * K, 1),
+            kernel(8 * K, 58 * K, 1),
+            call("cudaStreamSynchronize", 6 * K, 60 * K, 2),
+            sync,
+            launch(70 * K, 75 * K, 3),
+            kernel(78 * K, 88 * K, 3),
+        ],
+    )
     assert len(a.trace.ops) == 2 and causes(a) == {"sync_blocked": 2 * K, "sync_rebuild": 18 * K}
 
 
 def test_a_stream_sync_of_another_stream_does_not_block_by_coincidence(tmp_path):
-    events = [launch(0, 5 * K, 1), kernel(8 * K, 30 * K, 1), call("cudaStreamSynchronize", 20 * K, 40 * K, 2),
-              event("cuda_sync", "Stream Sync", 20 * K, 40 * K, pid=0, tid=9, correlation=2, stream=9, device=0)]  # fmt: skip
+    events = [
+        launch(0, 5 * K, 1),
+        kernel(8 * K, 30 * K, 1),
+        call("cudaStreamSynchronize", 20 * K, 40 * K, 2),
+        event("cuda_sync", "Stream Sync", 20 * K, 40 * K, pid=0, tid=9, correlation=2, stream=9, device=0),
+    ]
     assert waits(look(tmp_path, events)) == [("stream_sync", False)]
     events[-1]["args"]["stream"] = 7
     assert waits(look(tmp_path, events)) == [("stream_sync", True)]
@@ -171,8 +233,16 @@ def test_synchronise_names_with_suffixes(tmp_path, name):
 
 
 def test_stream_wait_is_no_host_wait(tmp_path):
-    a = look(tmp_path, [launch(0, 5 * K, 1), kernel(8 * K, 58 * K, 1), call("cudaStreamWaitEvent", 6 * K, 7 * K, 2),
-                        launch(8 * K, 9 * K, 3), kernel(80 * K, 90 * K, 3, stream=9)])  # fmt: skip
+    a = look(
+        tmp_path,
+        [
+            launch(0, 5 * K, 1),
+            kernel(8 * K, 58 * K, 1),
+            call("cudaStreamWaitEvent", 6 * K, 7 * K, 2),
+            launch(8 * K, 9 * K, 3),
+            kernel(80 * K, 90 * K, 3, stream=9),
+        ],
+    )
     assert waits(a) == [] and causes(a) == {"dependency": 22 * K}
 
 
@@ -230,14 +300,42 @@ def test_programmatic_dependent_launch_overlaps_legally(tmp_path):
 
 
 def test_two_devices_with_one_stream_number_and_several_processes(tmp_path):
-    a = look(tmp_path, [launch(0, 5 * K, 1), kernel(10 * K, 110 * K, 1), launch(6 * K, 11 * K, 2, tid=8), kernel(20 * K, 120 * K, 2, device=1),
-                        launch(300 * K, 305 * K, 3), kernel(310 * K, 320 * K, 3), launch(306 * K, 311 * K, 4, tid=8), kernel(320 * K, 330 * K, 4, device=1)])  # fmt: skip
+    a = look(
+        tmp_path,
+        [
+            launch(0, 5 * K, 1),
+            kernel(10 * K, 110 * K, 1),
+            launch(6 * K, 11 * K, 2, tid=8),
+            kernel(20 * K, 120 * K, 2, device=1),
+            launch(300 * K, 305 * K, 3),
+            kernel(310 * K, 320 * K, 3),
+            launch(306 * K, 311 * K, 4, tid=8),
+            kernel(320 * K, 330 * K, 4, device=1),
+        ],
+    )
     assert causes(a, 0) == {"submission": 200 * K} and causes(a, 1) == {"submission": 200 * K}
 
 
 def test_copies_are_work_and_have_their_own_share(tmp_path):
-    a = look(tmp_path, [launch(0, 1 * K, 1), kernel(2 * K, 10 * K, 1), call("cudaMemcpyAsync", 1 * K, 2 * K, 2),
-                        event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 8 * K, 20 * K, pid=0, tid=9, correlation=2, stream=9, device=0)])  # fmt: skip
+    a = look(
+        tmp_path,
+        [
+            launch(0, 1 * K, 1),
+            kernel(2 * K, 10 * K, 1),
+            call("cudaMemcpyAsync", 1 * K, 2 * K, 2),
+            event(
+                "gpu_memcpy",
+                "Memcpy HtoD (Pinned -> Device)",
+                8 * K,
+                20 * K,
+                pid=0,
+                tid=9,
+                correlation=2,
+                stream=9,
+                device=0,
+            ),
+        ],
+    )
     assert causes(a) == {} and a.copy_only_ns(device(a)) == 10 * K
 
 
@@ -330,26 +428,44 @@ def test_a_blocking_wait_decides_even_where_data_are_incomplete(tmp_path):
 
 
 FRAMES = [
-    ("train.py(10): main", 0, 1000), ("model.py(41): forward", 10, 900), ("torch/nn/modules/module.py(1773): _call_impl", 12, 890),
-    ("model.py(57): route", 20, 300), ("torch/_tensor.py(5): item", 30, 280), ("<built-in method item of Tensor object at 0x7f>", 40, 250),
+    ("train.py(10): main", 0, 1000),
+    ("model.py(41): forward", 10, 900),
+    ("torch/nn/modules/module.py(1773): _call_impl", 12, 890),
+    ("model.py(57): route", 20, 300),
+    ("torch/_tensor.py(5): item", 30, 280),
+    ("<built-in method item of Tensor object at 0x7f>", 40, 250),
     ("model.py(99): other", 300, 500),
-]  # fmt: skip
+]
 
 
 def stacked(frames=FRAMES) -> list[dict]:
     return [
         *(event("python_function", n, a * K, b * K) for n, a, b in frames),
-        event("user_annotation", "block 3", 15 * K, 600 * K), event("user_annotation", "ProfilerStep#1", 0, 1000 * K),
-        event("cpu_op", "aten::item", 45 * K, 240 * K), event("cpu_op", "aten::_local_scalar_dense", 50 * K, 230 * K),
-        launch(1 * K, 2 * K, 1), kernel(5 * K, 200 * K, 1), call("cudaMemcpyAsync", 60 * K, 220 * K, 2), d2h(201 * K, 203 * K, 2),
-        launch(700 * K, 701 * K, 3), kernel(702 * K, 703 * K, 3),
-    ]  # fmt: skip
+        event("user_annotation", "block 3", 15 * K, 600 * K),
+        event("user_annotation", "ProfilerStep#1", 0, 1000 * K),
+        event("cpu_op", "aten::item", 45 * K, 240 * K),
+        event("cpu_op", "aten::_local_scalar_dense", 50 * K, 230 * K),
+        launch(1 * K, 2 * K, 1),
+        kernel(5 * K, 200 * K, 1),
+        call("cudaMemcpyAsync", 60 * K, 220 * K, 2),
+        d2h(201 * K, 203 * K, 2),
+        launch(700 * K, 701 * K, 3),
+        kernel(702 * K, 703 * K, 3),
+    ]
 
 
 def test_a_wait_names_the_innermost_user_frame_operator_and_range(tmp_path):
     wait = summarise(look(tmp_path, stacked()))["waits"][0]
-    assert wait == {"kind": "blocking_d2h", "start_ns": 60 * K, "duration_ns": 160 * K, "thread": 7, "blocking": True,
-                    "line": "model.py:57 (route)", "op": "aten::_local_scalar_dense", "range": "block 3"}  # fmt: skip
+    assert wait == {
+        "kind": "blocking_d2h",
+        "start_ns": 60 * K,
+        "duration_ns": 160 * K,
+        "thread": 7,
+        "blocking": True,
+        "line": "model.py:57 (route)",
+        "op": "aten::_local_scalar_dense",
+        "range": "block 3",
+    }
 
 
 def test_frames_that_overrun_their_parents_are_clamped(tmp_path):
@@ -380,8 +496,12 @@ def steps_events() -> list[dict]:
     out = []
     for i in range(3):
         a = i * 100 * K
-        out += [event("user_annotation", f"ProfilerStep#{i}", a, a + 90 * K), event("user_annotation", f"block {i}", a + 1 * K, a + 30 * K),
-                launch(a + 5 * K, a + 6 * K, i + 1), kernel(a + 10 * K + i * 40 * K, a + 60 * K + i * 40 * K, i + 1)]  # fmt: skip
+        out += [
+            event("user_annotation", f"ProfilerStep#{i}", a, a + 90 * K),
+            event("user_annotation", f"block {i}", a + 1 * K, a + 30 * K),
+            launch(a + 5 * K, a + 6 * K, i + 1),
+            kernel(a + 10 * K + i * 40 * K, a + 60 * K + i * 40 * K, i + 1),
+        ]
     return out
 
 
@@ -458,8 +578,21 @@ def test_epoch_times_keep_their_last_nanosecond(tmp_path):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8), st.integers(-4, 20), st.integers(1, 15), st.integers(0, 2), st.integers(0, 1),
-                          st.sampled_from(["kernel", "copy", "none"])), min_size=1, max_size=12))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 60),
+            st.integers(0, 8),
+            st.integers(-4, 20),
+            st.integers(1, 15),
+            st.integers(0, 2),
+            st.integers(0, 1),
+            st.sampled_from(["kernel", "copy", "none"]),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
 def test_a_slow_oracle_agrees(tmp_path_factory, rows):
     events = []
     for i, (at, length, delay, duration, stream, dev, kind) in enumerate(rows):

@@ -36,9 +36,16 @@ def test_digits_are_exact(values):
 
 @pytest.mark.parametrize(
     ("raw", "ns"),
-    [(b"1712195495519680.047", 1712195495519680047), (b"1e3", 1_000_000), (b'"12.5"', 12_500), (b"0.0004", 0),
-     (b"0.0006", 1), (b"1.5e-3", 2), (b"-0.001", -1)],
-)  # fmt: skip
+    [
+        (b"1712195495519680.047", 1712195495519680047),
+        (b"1e3", 1_000_000),
+        (b'"12.5"', 12_500),
+        (b"0.0004", 0),
+        (b"0.0006", 1),
+        (b"1.5e-3", 2),
+        (b"-0.001", -1),
+    ],
+)
 def test_numbers_in_other_forms(raw, ns):
     assert parse_us([b"1.0", raw, b"2"]).tolist() == [1000, ns, 2000]
 
@@ -203,10 +210,15 @@ def test_no_correlation_links_nothing(tmp_path, correlation):
 
 def test_correlation_repeated_over_processes(tmp_path):
     events = [
-        launch(0, 1_000, 1, pid=11), launch(0, 1_000, 1, pid=22), launch(2_000, 3_000, 2, pid=11), launch(5_000, 6_000, 3, pid=22),
-        kernel(4_000, 5_000, 2, device=0), kernel(7_000, 8_000, 3, device=1),
-        kernel(9_000, 9_500, 1, device=0), kernel(9_000, 9_500, 1, device=1),
-    ]  # fmt: skip
+        launch(0, 1_000, 1, pid=11),
+        launch(0, 1_000, 1, pid=22),
+        launch(2_000, 3_000, 2, pid=11),
+        launch(5_000, 6_000, 3, pid=22),
+        kernel(4_000, 5_000, 2, device=0),
+        kernel(7_000, 8_000, 3, device=1),
+        kernel(9_000, 9_500, 1, device=0),
+        kernel(9_000, 9_500, 1, device=1),
+    ]
     trace = read(write(tmp_path, events))
     owner = {
         (int(d), int(c)): trace.process_label(int(p))
@@ -226,10 +238,22 @@ def test_a_correlation_used_twice_takes_the_launch_before_it(tmp_path):
 
 def test_rocm_names_and_default_stream(tmp_path):
     events = [
-        call("hipLaunchKernel", 0, 1_000, 1, stream="0x0"), kernel(2_000, 3_000, 1, stream=0, device=2),
-        call("hipMemcpyWithStream", 4_000, 9_000, 2), event("gpu_memcpy", "Memcpy DtoH (Device -> Host)", 5_000, 8_000, pid=2, tid=0,
-        correlation=2, stream=0, device=2, kind="DtoH"),
-    ]  # fmt: skip
+        call("hipLaunchKernel", 0, 1_000, 1, stream="0x0"),
+        kernel(2_000, 3_000, 1, stream=0, device=2),
+        call("hipMemcpyWithStream", 4_000, 9_000, 2),
+        event(
+            "gpu_memcpy",
+            "Memcpy DtoH (Device -> Host)",
+            5_000,
+            8_000,
+            pid=2,
+            tid=0,
+            correlation=2,
+            stream=0,
+            device=2,
+            kind="DtoH",
+        ),
+    ]
     trace = read(write(tmp_path, events))
     assert (trace.ops.launch >= 0).all() and trace.ops.stream.tolist() == [0, 0] and trace.devices() == [(0, 2)]
 
@@ -271,7 +295,13 @@ def test_flipped_bytes_never_hang_or_crash(tmp_path_factory, data):
     verify_trace(trace)
 
 
-_FUZZ = text([e for i in range(20) for e in (launch(i * 9_000, i * 9_000 + 2_000, i + 1), kernel(i * 9_000 + 3_000, i * 9_000 + 8_000, i + 1))]).encode()  # fmt: skip
+_FUZZ = text(
+    [
+        e
+        for i in range(20)
+        for e in (launch(i * 9_000, i * 9_000 + 2_000, i + 1), kernel(i * 9_000 + 3_000, i * 9_000 + 8_000, i + 1))
+    ]
+).encode()
 
 
 def test_hostile_nesting_and_repetition_stay_linear(tmp_path):

@@ -23,8 +23,12 @@ def loop(reads: bool, n: int = 6) -> list[dict]:
         events.append(kernel(start, free, 2 * i + 1))
         if reads:
             op = event("cpu_op", "aten::item", clock, free + 7 * K)
-            events += [op, call("cudaMemcpyAsync", clock, clock + 2 * K, 2 * i + 2), d2h(free, free + 1 * K, 2 * i + 2, "Pinned"),
-                       call("cudaStreamSynchronize", clock + 3 * K, free + 6 * K, 900 + i)]  # fmt: skip
+            events += [
+                op,
+                call("cudaMemcpyAsync", clock, clock + 2 * K, 2 * i + 2),
+                d2h(free, free + 1 * K, 2 * i + 2, "Pinned"),
+                call("cudaStreamSynchronize", clock + 3 * K, free + 6 * K, 900 + i),
+            ]
             free += 1 * K
             clock = free + 6 * K
     return events

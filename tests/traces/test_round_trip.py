@@ -25,16 +25,21 @@ def programs(draw, threads: int = 2) -> Program:
         thread = draw(st.integers(0, threads - 1))
         kind = draw(st.sampled_from(["submit", "submit", "submit", "work", "wait", "stream"])) if ops else "submit"
         if kind == "submit":
-            made = tuple(Op(f"o{i}.{j}", draw(st.integers(1, 20_000)), draw(st.integers(0, 2)), draw(st.integers(0, 1)))
-                         for j in range(draw(st.integers(1, 3))))  # fmt: skip
+            made = tuple(
+                Op(f"o{i}.{j}", draw(st.integers(1, 20_000)), draw(st.integers(0, 2)), draw(st.integers(0, 1)))
+                for j in range(draw(st.integers(1, 3)))
+            )
             steps.append(Submit(f"s{i}", draw(costs), made, thread=thread))
             ops += [o.label for o in made]
         elif kind == "work":
             steps.append(HostWork("w", draw(costs), thread=thread))
         elif kind == "wait":
             where = draw(st.sampled_from(["op", "stream", "device"]))
-            target = {"op": {"op": draw(st.sampled_from(ops))}, "stream": {"stream": draw(st.integers(0, 2)), "device": draw(st.integers(0, 1))},
-                      "device": {"device": draw(st.integers(0, 1))}}[where]  # fmt: skip
+            target = {
+                "op": {"op": draw(st.sampled_from(ops))},
+                "stream": {"stream": draw(st.integers(0, 2)), "device": draw(st.integers(0, 1))},
+                "device": {"device": draw(st.integers(0, 1))},
+            }[where]
             steps.append(HostWait("wait", thread=thread, **target))
         else:  # a stream dependency: the operation starts after one of another stream
             held = Op(

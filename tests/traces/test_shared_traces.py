@@ -25,11 +25,25 @@ IDLE_AND_SPAN_NS = {
     "mi250_rocm.json.gz": (8_762_845, 8_911_887),
 }
 VERDICTS = {
-    "01_long_lead_not_starved": 0, "02_submission_bound": 1, "03_sync_bound_item": 1, "04_sync_covered": 1, "06_graph_one_corr": 1,
-    "07_ex_launch_names": 0, "08_two_devices_same_stream": 1, "09_sub_us_float": 0, "10_start_before_api_returns": 0,
-    "12_orphan_kernels": 0, "13_pdl_overlap_same_stream": 0, "14_no_gpu": 2, "16_zero_ts_kernel": 0, "18_cuda_sync_events": 1,
-    "19_pinned_d2h_no_block": 0, "22_truncated": 2, "25_top_level_list": 1, "26_metadata_only": 2,
-}  # fmt: skip
+    "01_long_lead_not_starved": 0,
+    "02_submission_bound": 1,
+    "03_sync_bound_item": 1,
+    "04_sync_covered": 1,
+    "06_graph_one_corr": 1,
+    "07_ex_launch_names": 0,
+    "08_two_devices_same_stream": 1,
+    "09_sub_us_float": 0,
+    "10_start_before_api_returns": 0,
+    "12_orphan_kernels": 0,
+    "13_pdl_overlap_same_stream": 0,
+    "14_no_gpu": 2,
+    "16_zero_ts_kernel": 0,
+    "18_cuda_sync_events": 1,
+    "19_pinned_d2h_no_block": 0,
+    "22_truncated": 2,
+    "25_top_level_list": 1,
+    "26_metadata_only": 2,
+}
 
 
 @pytest.fixture(scope="module")

@@ -35,11 +35,14 @@ def parse_us(raws: list[Any]) -> np.ndarray:
     decimals[row[dots]] = digits_to_end[row[dots]] - digits[dots]
     odd = np.zeros(n, bool)
     odd[row[~(is_digit | minus | dot | (text == 44))]] = True
-    odd |= (number == 0) | (number > 18) | (decimals > 3) | (number - decimals > 15)
+    whole = number - decimals
+    odd |= (number == 0) | (number > 19) | (decimals > 3) | (whole > 16)
     minus_at = np.flatnonzero(minus)
     negative = np.zeros(n, bool)
     negative[row[minus_at]] = True
     odd[row[minus_at[minus_at != starts[row[minus_at]]]]] = True
+    # 16 digits of microseconds fit int64 nanoseconds only below 9.2e15.
+    odd |= (whole == 16) & (value[np.minimum(starts + negative, len(text) - 1)] >= 9)
     powers = 10 ** np.arange(19, dtype=np.int64)
     parts = np.where(is_digit, value, 0) * powers[np.minimum(place, 18)]
     total = np.add.reduceat(parts, starts) * powers[3 - np.minimum(decimals, 3)]

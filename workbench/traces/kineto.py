@@ -45,7 +45,7 @@ from workbench.traces.trace import (
     table_from_chunks,
 )
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 512 << 10
 MAX_EVENT_BYTES = 64 << 20
 _INT64 = 1 << 63
 

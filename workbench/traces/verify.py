@@ -21,6 +21,7 @@ from workbench.traces.waits import FINAL_SYNC, describe_waits
 
 IDLE_THRESHOLD_US = 20.0
 VIOLATION_SHARE = 0.01
+LISTED = 50
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def verify_trace(
         raise ValueError(f"idle threshold: expected a finite time >= 0 us, got {idle_threshold_us!r}")
     analysis = trace if isinstance(trace, Analysis) else Analysis(trace)
     offences, exempt = _offences(analysis, window)
-    starved = _submission_idle(analysis, window, idle_threshold_us)
+    lengths, starved = _submission_idle(analysis, window, idle_threshold_us)
     unknown = _cannot_tell(analysis)
     notes = []
     if exempt:
@@ -94,11 +95,10 @@ def verify_trace(
     if offences:
         n, total = sum(o["count"] for o in offences), sum(o["total_ns"] for o in offences)
         reasons.append(f"{n} blocking waits hold the host for {total / 1e3:.1f} us")
-    if starved and judge_idle:
-        worst = max(s["duration_ns"] for s in starved)
-        total = sum(s["duration_ns"] for s in starved)
+    if len(lengths) and judge_idle:
+        worst, total = int(lengths.max()), int(lengths.sum())
         reasons.append(
-            f"{len(starved)} submission-bound idle intervals above {idle_threshold_us:g} us "
+            f"{len(lengths)} submission-bound idle intervals above {idle_threshold_us:g} us "
             f"({total / 1e3:.1f} us in all, longest {worst / 1e3:.1f} us)"
         )
     if reasons:
@@ -154,29 +154,36 @@ def _offences(analysis: Analysis, window: Window | None) -> tuple[list[dict[str,
     return sorted(groups.values(), key=lambda g: -g["total_ns"]), exempt
 
 
-def _submission_idle(analysis: Analysis, window: Window | None, threshold_us: float) -> list[dict[str, Any]]:
-    trace, out = analysis.trace, []
-    locator = Locator(trace)
+def _submission_idle(
+    analysis: Analysis, window: Window | None, threshold_us: float
+) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """Lengths (ns) of all submission-bound intervals above the threshold, and the longest of them with their place."""
+    trace = analysis.trace
+    found: list[tuple[int, int, int, tuple[int, int]]] = []
     for pair in analysis.rows:
         idle = analysis.idle(pair, window)
         length = idle.end_ns - idle.start_ns
-        for i in np.flatnonzero((idle.cause == SUBMISSION) & (length > threshold_us * 1e3)):
-            op = int(idle.ended_by[i])
-            call = trace.ops.launch[op]
-            where = locator.where(int(trace.calls.thread[call]), int(trace.calls.start_ns[call]))
-            out.append(
-                {
-                    "process": trace.process_label(pair[0]),
-                    "device": pair[1],
-                    "start_ns": int(idle.start_ns[i]),
-                    "duration_ns": int(length[i]),
-                    "before": trace.names[trace.ops.name[op]],
-                    "line": where.line or None,
-                    "op": where.op or None,
-                    "range": where.range or None,
-                }
-            )
-    return sorted(out, key=lambda r: -r["duration_ns"])
+        rows = np.flatnonzero((idle.cause == SUBMISSION) & (length > threshold_us * 1e3))
+        found += [(int(length[i]), int(idle.start_ns[i]), int(idle.ended_by[i]), pair) for i in rows]
+    found.sort(reverse=True)
+    locator = Locator(trace)
+    out = []
+    for length_ns, start_ns, op, pair in found[:LISTED]:
+        call = trace.ops.launch[op]
+        where = locator.where(int(trace.calls.thread[call]), int(trace.calls.start_ns[call]))
+        out.append(
+            {
+                "process": trace.process_label(pair[0]),
+                "device": pair[1],
+                "start_ns": start_ns,
+                "duration_ns": length_ns,
+                "before": trace.names[trace.ops.name[op]],
+                "line": where.line or None,
+                "op": where.op or None,
+                "range": where.range or None,
+            }
+        )
+    return np.array([f[0] for f in found], np.int64), out
 
 
 def _cannot_tell(analysis: Analysis) -> list[str]:

@@ -1,0 +1,130 @@
+"""`workbench trace summary | verify | whatif`: keys of the JSON, exit codes, messages, hostile names."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from kineto_files import kernel, launch, write
+from test_analysis import item, stacked, steps_events
+from typer.testing import CliRunner
+
+from workbench.cli.trace import app
+
+K = 1_000
+
+
+def run(*args):
+    return CliRunner().invoke(app, [str(a) for a in args])
+
+
+def test_summary_json_has_exactly_the_documented_shape(tmp_path):
+    path = write(tmp_path, stacked())
+    done = run("summary", path, "--json")
+    found = json.loads(done.stdout)
+    assert done.exit_code == 0 and found["schema"] == 1
+    (device,) = found["devices"]
+    assert set(device) == {
+        "process",
+        "device",
+        "window_ns",
+        "busy_ns",
+        "idle_ns",
+        "copy_only_ns",
+        "idle_by_cause_ns",
+        "ops",
+        "launches",
+        "headroom_us",
+        "launch_to_start_us",
+    }
+    assert set(device["idle_by_cause_ns"]) == {
+        "submission",
+        "sync_blocked",
+        "sync_rebuild",
+        "turnaround",
+        "dependency",
+        "unknown",
+    }
+    assert set(device["headroom_us"]) == {"mean", "max"} and set(device["launch_to_start_us"]) == {"p50", "p95"}
+    assert device["busy_ns"] + device["idle_ns"] == device["window_ns"][1] - device["window_ns"][0]
+    assert all(
+        type(v) is int
+        for v in [*device["window_ns"], device["busy_ns"], device["idle_ns"], *device["idle_by_cause_ns"].values()]
+    )
+    assert set(found["waits"][0]) == {"kind", "start_ns", "duration_ns", "thread", "blocking", "line", "op", "range"}
+    assert found["dropped"] == {} and isinstance(found["warnings"], list)
+
+
+@pytest.mark.parametrize(
+    ("events", "code"), [(stacked(), 1), (steps_events()[3:4], 2), ([launch(0, K, 1), kernel(2 * K, 3 * K, 1)], 0)]
+)
+def test_verify_exit_codes(tmp_path, events, code):
+    path = write(tmp_path, events)
+    assert run("verify", path).exit_code == code
+    found = json.loads(run("verify", path, "--json").stdout)
+    assert found["exit_code"] == code and found["reasons"]
+
+
+def test_verify_names_calls_lines_counts_and_durations(tmp_path):
+    done = run("verify", write(tmp_path, stacked()))
+    assert "1 x blocking_d2h at model.py:57 (route): 160.0 us" in done.stdout
+    (offence,) = json.loads(run("verify", write(tmp_path, stacked()), "--json").stdout)["offences"]
+    assert (offence["call"], offence["line"], offence["count"], offence["total_ns"]) == (
+        "cudaMemcpyAsync",
+        "model.py:57 (route)",
+        1,
+        160 * K,
+    )
+
+
+def test_threshold_and_window(tmp_path):
+    path = write(
+        tmp_path,
+        [launch(0, 5 * K, 1), kernel(8 * K, 18 * K, 1), launch(100 * K, 105 * K, 2), kernel(108 * K, 118 * K, 2)],
+    )
+    assert run("verify", path).exit_code == 1
+    assert run("verify", path, "--idle-threshold", 90).exit_code == 0
+    assert run("verify", path, "--window", "0:19000").exit_code == 0
+    assert run("verify", path, "--idle-threshold", "-1").exit_code == 2
+    bad = run("verify", path, "--window", "yesterday")
+    assert bad.exit_code == 2 and "expected all, steps" in bad.output
+
+
+def test_unreadable_input_is_status_2_with_a_message(tmp_path):
+    for name in ("absent.json", "."):
+        done = run("verify", tmp_path / name)
+        assert done.exit_code == 2 and "trace" in done.output
+    (tmp_path / "x.json").write_text("no")
+    assert "x.json" in run("summary", tmp_path / "x.json").output
+
+
+def test_whatif(tmp_path):
+    path = write(tmp_path, item("Pageable"))
+    answer = json.loads(run("whatif", path, "--remove-waits", "--json").stdout)
+    assert {"measured_us", "replayed_us", "predicted_us", "assumptions"} <= set(answer)
+    assert answer["measured_us"] == answer["replayed_us"] > answer["predicted_us"]
+    some = json.loads(run("whatif", path, "--remove-waits", "cudaStreamSynchronize", "--json").stdout)
+    assert some["removed_waits"] == 1 < answer["removed_waits"] == 2
+    assert "assumptions:" in run("whatif", path, "--host-scale", 0.5, "--device-scale", 0.5).stdout
+    bad = run("whatif", path, "--remove-waits", "nowhere.py")
+    assert bad.exit_code == 2 and "no wait matches" in bad.output
+    assert run("whatif", path, "--host-scale", -1).exit_code == 2
+
+
+def test_folder_of_ranks(tmp_path):
+    for rank in (0, 1):
+        write(tmp_path, steps_events(), f"r{rank}.json", distributedInfo={"rank": rank})
+    found = json.loads(run("summary", tmp_path, "--json").stdout)
+    assert [r["rank"] for r in found["ranks"]] == [0, 1] and len(found["rank_skew"]) == 6
+    assert "after the first rank" in run("summary", tmp_path).stdout
+
+
+def test_markup_in_names_is_printed_as_text(tmp_path):
+    events = [
+        dict(e, name="[bold red]<img src=x onerror=alert(1)>[/]")
+        if e["cat"] == "user_annotation" and "block" in e["name"]
+        else e
+        for e in stacked()
+    ]
+    text = run("summary", write(tmp_path, events)).stdout
+    assert "[bold red]" in text.replace("\n", "").replace(" ", "") or "[bold" in text

@@ -1,0 +1,158 @@
+"""Nsight Systems exports made in the test: lazy tables, odd columns, hostile names, no CUDA at all."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from workbench.traces import TraceError, read
+from workbench.traces.idle import Analysis
+from workbench.traces.summary import summarise
+from workbench.traces.verify import verify_trace
+
+PROCESS, OTHER = 0x1000000 * 77, 0x1000000 * 78
+K = 1_000
+
+
+def export(folder: Path, drop: tuple[str, ...] = (), suffix: str = "") -> Path:
+    """Two processes with one correlation each for their own kernel, a pinned D2H under aten::item, NVTX."""
+    path = folder / "t.sqlite"
+    path.unlink(missing_ok=True)
+    db = sqlite3.connect(path)
+    strings = {
+        1: "cudaLaunchKernel_v7000",
+        2: "cudaMemcpyAsync_v3020",
+        3: "cudaStreamSynchronize_v3020",
+        4: "<script>kernel</script>",
+        5: "step",
+    }
+    db.execute('CREATE TABLE StringIds (id INTEGER, "value" TEXT)')
+    db.executemany("INSERT INTO StringIds VALUES (?, ?)", strings.items())
+    db.execute(
+        f'CREATE TABLE NVTX_EVENTS{suffix} (start INTEGER, "end" INTEGER, eventType INTEGER, text TEXT, textId INTEGER, globalTid INTEGER)'
+    )
+    rows = [
+        (0, 500 * K, 59, None, 5, PROCESS + 3),
+        (45 * K, 80 * K, 59, "aten::item, op_id = 31", None, PROCESS + 3),
+        (1, None, 34, "mark", None, PROCESS + 3),
+    ]
+    db.executemany(f"INSERT INTO NVTX_EVENTS{suffix} VALUES (?,?,?,?,?,?)", rows)
+    db.execute(
+        'CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, "end" INTEGER, globalTid INTEGER, correlationId INTEGER, nameId INTEGER, returnValue INTEGER)'
+    )
+    calls = [
+        (0, 5 * K, PROCESS + 3, 1, 1, 0),
+        (50 * K, 52 * K, PROCESS + 3, 2, 2, 0),
+        (53 * K, 75 * K, PROCESS + 3, 3, 3, 0),
+        (90 * K, 95 * K, PROCESS + 3, 4, 1, 0),
+        (0, 5 * K, OTHER + 9, 1, 1, 0),
+    ]
+    db.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?,?,?,?,?,?)", calls)
+    db.execute(
+        'CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, "end" INTEGER, deviceId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER, shortName INTEGER)'
+    )
+    kernels = [
+        (8 * K, 60 * K, 0, 7, 1, PROCESS, 4),
+        (98 * K, 110 * K, 0, 7, 4, PROCESS, 4),
+        (9 * K, 20 * K, 1, 7, 1, OTHER, 4),
+    ]
+    db.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?,?,?,?,?,?,?)", kernels)
+    db.execute(
+        'CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, "end" INTEGER, deviceId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER, bytes INTEGER, copyKind INTEGER, srcKind INTEGER, dstKind INTEGER)'
+    )
+    db.execute(
+        "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?,?,?,?,?,?,?,?,?,?)",
+        (62 * K, 63 * K, 0, 7, 2, PROCESS, 4, 2, 2, 1),
+    )
+    db.execute(
+        'CREATE TABLE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION (start INTEGER, "end" INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER, syncType INTEGER)'
+    )
+    db.execute(
+        "INSERT INTO CUPTI_ACTIVITY_KIND_SYNCHRONIZATION VALUES (?,?,?,?,?,?)", (53 * K, 74 * K, 7, 3, PROCESS, 3)
+    )
+    for table in drop:
+        db.execute(f'DROP TABLE "{table}"')
+    db.commit()
+    db.close()
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["", "_V2", "_V3"])
+def test_two_processes_their_waits_and_names(tmp_path, suffix):
+    analysis = Analysis(read(export(tmp_path, suffix=suffix)))
+    found = summarise(analysis)
+    assert [(d["process"], d["device"], d["idle_ns"]) for d in found["devices"]] == [(77, 0, 37 * K), (78, 1, 0)]
+    assert found["waits"] == [
+        {
+            "kind": "blocking_d2h",
+            "start_ns": 53 * K,
+            "duration_ns": 22 * K,
+            "thread": 3,
+            "blocking": True,
+            "line": None,
+            "op": "aten::item",
+            "range": "step",
+        }
+    ]
+    assert found["devices"][0]["idle_by_cause_ns"] == {
+        "submission": 0,
+        "sync_blocked": 12 * K,
+        "sync_rebuild": 23 * K,
+        "turnaround": 2 * K,
+        "dependency": 0,
+        "unknown": 0,
+    }
+    assert verify_trace(analysis).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "NVTX_EVENTS",
+        "StringIds",
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+        "CUPTI_ACTIVITY_KIND_RUNTIME",
+    ],
+)
+def test_every_table_is_optional(tmp_path, table):
+    analysis = Analysis(read(export(tmp_path, drop=(table,))))
+    assert len(analysis.trace.ops) >= 3 and summarise(analysis)["devices"]
+    if table.endswith("RUNTIME"):
+        assert verify_trace(analysis).exit_code == 2
+
+
+def test_no_cuda_activity_is_said(tmp_path):
+    trace = read(export(tmp_path, drop=("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY")))
+    assert verify_trace(trace).exit_code == 2 and any("--trace=cuda" in w for w in trace.warnings)
+
+
+def test_records_without_an_end_are_dropped_and_counted(tmp_path):
+    path = export(tmp_path)
+    db = sqlite3.connect(path)
+    db.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (5, NULL, 0, 7, 9, ?, 4)", (PROCESS,))
+    db.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (50, 40, 0, 7, 9, ?, 4)", (PROCESS,))
+    db.commit()
+    db.close()
+    trace = read(path)
+    assert len(trace.ops) == 4 and trace.dropped["dropped_records"] >= 2
+
+
+def test_another_database_and_a_damaged_one(tmp_path):
+    other = tmp_path / "other.sqlite"
+    db = sqlite3.connect(other)
+    db.execute("CREATE TABLE t (a)")
+    db.commit()
+    db.close()
+    with pytest.raises(TraceError, match="without Nsight Systems tables"):
+        read(other)
+    path = export(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[3000:9000] = b"\xff" * 6000
+    path.write_bytes(content)
+    try:
+        assert len(read(path).ops) >= 0
+    except TraceError as error:
+        assert "t.sqlite" in str(error)
