@@ -21,18 +21,13 @@ import numpy as np
 from workbench.traces.digits import parse_us
 from workbench.traces.trace import (
     COPY,
-    CPU_OP,
     D2D,
     D2H,
     H2D,
-    KERNEL,
     NONE,
     OTHER_COPY,
     PAGEABLE,
     PINNED,
-    PYTHON,
-    RANGE,
-    SET,
     UNKNOWN_MEMORY,
     Calls,
     DeviceOps,
@@ -49,22 +44,24 @@ BLOCK_BYTES = 512 << 10
 MAX_EVENT_BYTES = 64 << 20
 _INT64 = 1 << 63
 
+# Order: device operations (KERNEL, COPY, SET), calls, spans (CPU_OP, PYTHON, RANGE), synchronisation records.
+_KERNEL, _COPY, _SET, _CALL, _OP, _PYTHON, _RANGE, _SYNC = range(8)
 _CLASS = {
-    "kernel": "kernel",
-    "gpu_memcpy": "copy",
-    "memcpy": "copy",
-    "gpu_memset": "set",
-    "memset": "set",
-    "cuda_runtime": "call",
-    "cuda_driver": "call",
-    "runtime": "call",
-    "driver": "call",
-    "hip_runtime": "call",
-    "cpu_op": "op",
-    "operator": "op",
-    "python_function": "python",
-    "user_annotation": "range",
-    "cuda_sync": "sync",
+    "kernel": _KERNEL,
+    "gpu_memcpy": _COPY,
+    "memcpy": _COPY,
+    "gpu_memset": _SET,
+    "memset": _SET,
+    "cuda_runtime": _CALL,
+    "cuda_driver": _CALL,
+    "runtime": _CALL,
+    "driver": _CALL,
+    "hip_runtime": _CALL,
+    "cpu_op": _OP,
+    "operator": _OP,
+    "python_function": _PYTHON,
+    "user_annotation": _RANGE,
+    "cuda_sync": _SYNC,
 }
 
 
@@ -333,47 +330,61 @@ class _Builder:
         return False
 
     def add(self, events: list[_Event]) -> None:
-        self.events += len(events)
-        buckets: dict[str, list[_Event]] = {k: [] for k in set(_CLASS.values())}
-        classes = _CLASS
+        kept: list[_Event] = []
+        codes: list[int] = []
+        known = _CLASS.get
         for event in events:
             if event.ph == "X":
                 cat = event.cat
-                kind = classes.get(cat) if cat is not None else None
-                if kind is None and cat is not None:
-                    kind = classes.get(cat.lower())
-                if kind is not None:
-                    buckets[kind].append(event)
+                if cat is not None:
+                    code = known(cat)
+                    if code is None:
+                        code = known(cat.lower())
+                    if code is not None:
+                        kept.append(event)
+                        codes.append(code)
             elif event.ph == "M":
                 self._meta_event(event)
             elif event.ph in ("B", "E"):
                 self.unknown_phases.add(event.ph)
-        self._add_ops(buckets["kernel"], KERNEL)
-        self._add_ops(buckets["copy"], COPY)
-        self._add_ops(buckets["set"], SET)
-        self._add_calls(buckets["call"])
-        self._add_spans(buckets["op"], CPU_OP)
-        self._add_spans(buckets["python"], PYTHON)
-        self._add_spans(buckets["range"], RANGE)
-        self._add_syncs(buckets["sync"])
+        if not kept:
+            return
+        kept, code, start, end = self._times(kept, np.array(codes, np.uint8))
+        columns = {"start_ns": start, "end_ns": end, "name": self._name_ids(kept)}
+        for first, last, add in (
+            (_KERNEL, _SET, self._add_ops),
+            (_CALL, _CALL, self._add_calls),
+            (_OP, _RANGE, self._add_spans),
+            (_SYNC, _SYNC, self._add_syncs),
+        ):
+            rows = np.flatnonzero((code >= first) & (code <= last))
+            if len(rows):
+                add([kept[i] for i in rows.tolist()], code[rows] - first, {k: v[rows] for k, v in columns.items()})
 
     def _meta_event(self, event: _Event) -> None:
         if event.name == "thread_name" and event.args is not None and isinstance(event.args.name, str):
             self.thread_names[event.pid, event.tid] = event.args.name
 
-    def _times(self, events: list[_Event]) -> tuple[list[_Event], np.ndarray, np.ndarray]:
-        start = parse_us([b"x" if e.ts is _ABSENT else e.ts for e in events])
-        duration = parse_us([b"0" if e.dur is _ABSENT else e.dur for e in events])
+    def _times(self, events: list[_Event], code: np.ndarray) -> tuple[list[_Event], np.ndarray, np.ndarray, np.ndarray]:
+        n = len(events)
+        texts = [b"x" if e.ts is _ABSENT else e.ts for e in events]
+        texts += [b"0" if e.dur is _ABSENT else e.dur for e in events]
+        both = parse_us(texts)
+        start, duration = both[:n], both[n:]
         bad = np.iinfo(np.int64).min
         unusable = (start == bad) | (duration == bad)
         negative = (duration < 0) & ~unusable
-        if unusable.any() or negative.any():
+        # CUPTI writes zero times for operations whose record never completed.
+        zero = (start == 0) & (duration == 0) & (code <= _SET)
+        drop = unusable | negative | zero
+        if drop.any():
             self.count("unusable_time", int(unusable.sum()))
             self.count("negative_duration", int(negative.sum()))
-            keep = ~(unusable | negative)
-            events = [e for e, k in zip(events, keep) if k]
-            start, duration = start[keep], duration[keep]
-        return events, start, start + duration
+            self.count("zero_time_ops", int(zero.sum()))
+            keep = ~drop
+            events = [e for e, k in zip(events, keep.tolist()) if k]
+            code, start, duration = code[keep], start[keep], duration[keep]
+        return events, code, start, start + duration
 
     def _name_ids(self, events: list[_Event]) -> np.ndarray:
         ids = self.names
@@ -390,92 +401,53 @@ class _Builder:
         ids = self.processes
         return np.fromiter((ids.setdefault(e.pid, len(ids)) for e in events), np.int32, len(events))
 
-    def _add_ops(self, events: list[_Event], kind: int) -> None:
-        if not events:
-            return
-        events, start, end = self._times(events)
+    def _add_ops(self, events: list[_Event], kind: np.ndarray, columns: dict[str, np.ndarray]) -> None:
         empty = _Args()
         args = [e.args or empty for e in events]
         n = len(events)
-        device = _integers([a.device if a.device is not None else e.pid for a, e in zip(args, events)], self)
-        stream = _integers([a.stream if a.stream is not None else e.tid for a, e in zip(args, events)], self)
-        columns = {
-            "start_ns": start,
-            "end_ns": end,
-            "name": self._name_ids(events),
-            "kind": np.full(n, kind, np.uint8),
+        device = _integers([e.pid if a.device is None else a.device for a, e in zip(args, events)], self)
+        columns |= {
+            "kind": kind,
             "copy_kind": np.zeros(n, np.uint8),
             "host_memory": np.full(n, UNKNOWN_MEMORY, np.int8),
             "size_bytes": _integers([a.size for a in args], self),
             "process": np.full(n, NONE, np.int32),
-            "device": device.clip(-(1 << 31), (1 << 31) - 1).astype(np.int32),
-            "stream": stream,
+            "device": _int32(device),
+            "stream": _integers([e.tid if a.stream is None else a.stream for a, e in zip(args, events)], self),
             "correlation": _integers([a.correlation for a in args], self),
             "launch": np.full(n, NONE, np.int64),
         }
-        if kind == COPY:
-            names = [e.name if isinstance(e.name, str) else "" for e in events]
-            columns["copy_kind"] = np.array(
-                [_copy_kind(f"{name} {a.kind or ''}") for name, a in zip(names, args)], np.uint8
-            )
-            columns["host_memory"] = np.array([_host_memory(name) for name in names], np.int8)
-        zero = (start == 0) & (end == 0)
-        if zero.any():  # CUPTI writes these for operations whose record never completed
-            self.count("zero_time_ops", int(zero.sum()))
-            columns = {k: v[~zero] for k, v in columns.items()}
+        for i in np.flatnonzero(kind == COPY).tolist():
+            name = str(events[i].name)
+            columns["copy_kind"][i] = _copy_kind(f"{name} {args[i].kind or ''}")
+            columns["host_memory"][i] = _host_memory(name)
         self.chunks["ops"].append(columns)
 
-    def _add_calls(self, events: list[_Event]) -> None:
-        if not events:
-            return
-        events, start, end = self._times(events)
-        self.chunks["calls"].append(
-            {
-                "start_ns": start,
-                "end_ns": end,
-                "name": self._name_ids(events),
-                "kind": np.zeros(len(events), np.uint8),
-                "process": self._process_ids(events),
-                "thread": self._thread_ids(events),
-                "correlation": _integers([e.args.correlation if e.args else None for e in events], self),
-            }
-        )
+    def _add_calls(self, events: list[_Event], kind: np.ndarray, columns: dict[str, np.ndarray]) -> None:
+        columns |= {
+            "kind": kind,
+            "process": self._process_ids(events),
+            "thread": self._thread_ids(events),
+            "correlation": _integers([e.args.correlation if e.args else None for e in events], self),
+        }
+        self.chunks["calls"].append(columns)
 
-    def _add_spans(self, events: list[_Event], kind: int) -> None:
-        if not events:
-            return
-        events, start, end = self._times(events)
-        self.chunks["spans"].append(
-            {
-                "start_ns": start,
-                "end_ns": end,
-                "name": self._name_ids(events),
-                "kind": np.full(len(events), kind, np.uint8),
-                "thread": self._thread_ids(events),
-            }
-        )
+    def _add_spans(self, events: list[_Event], kind: np.ndarray, columns: dict[str, np.ndarray]) -> None:
+        self.chunks["spans"].append(columns | {"kind": kind, "thread": self._thread_ids(events)})
 
-    def _add_syncs(self, events: list[_Event]) -> None:
-        if not events:
-            return
-        events, start, end = self._times(events)
+    def _add_syncs(self, events: list[_Event], kind: np.ndarray, columns: dict[str, np.ndarray]) -> None:
         empty = _Args()
         args = [e.args or empty for e in events]
-        self.chunks["syncs"].append(
-            {
-                "start_ns": start,
-                "end_ns": end,
-                "name": self._name_ids(events),
-                "process": np.full(len(events), NONE, np.int32),
-                "device": _integers([a.device if a.device is not None else e.pid for a, e in zip(args, events)], self)
-                .clip(-(1 << 31), (1 << 31) - 1)
-                .astype(np.int32),
-                "stream": _integers([a.stream for a in args], self),
-                "correlation": _integers([a.correlation for a in args], self),
-                "wait_stream": _integers([a.wait_stream for a in args], self),
-                "wait_correlation": _integers([a.wait_correlation for a in args], self),
-            }
-        )
+        device = _integers([e.pid if a.device is None else a.device for a, e in zip(args, events)], self)
+        columns |= {
+            "process": np.full(len(kind), NONE, np.int32),
+            "device": _int32(device),
+            "stream": _integers([a.stream for a in args], self),
+            "correlation": _integers([a.correlation for a in args], self),
+            "wait_stream": _integers([a.wait_stream for a in args], self),
+            "wait_correlation": _integers([a.wait_correlation for a in args], self),
+        }
+        self.chunks["syncs"].append(columns)
 
     def finish(self) -> Trace:
         calls = table_from_chunks(Calls, self.chunks["calls"])
@@ -537,6 +509,10 @@ def _integers(values: list[Any], builder: _Builder) -> np.ndarray:
     if odd:
         builder.count("out_of_range_ids", odd)
     return out
+
+
+def _int32(values: np.ndarray) -> np.ndarray:
+    return values.clip(-(1 << 31), (1 << 31) - 1).astype(np.int32)
 
 
 def _copy_kind(text: str) -> int:
