@@ -128,9 +128,10 @@ def _offences(analysis: Analysis, window: Window | None) -> tuple[list[dict[str,
         sync = idle.cause == SYNC
         np.add.at(caused, idle.wait[sync], (idle.end_ns - idle.start_ns)[sync])
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    places: dict[tuple[Any, ...], dict[str | None, None]] = {}
     for i, w in zip(rows, describe_waits(trace, waits.take(rows))):
         call = trace.names[trace.calls.name[waits.call[i]]]
-        key = (w["kind"], call, w["line"], w["op"], w["range"])
+        key = (w["kind"], call, w["line"], w["op"])
         group = groups.setdefault(
             key,
             {
@@ -146,10 +147,14 @@ def _offences(analysis: Analysis, window: Window | None) -> tuple[list[dict[str,
                 "first_ns": w["start_ns"],
             },
         )
+        places.setdefault(key, {})[w["range"]] = None
         group["count"] += 1
         group["total_ns"] += w["duration_ns"]
         group["max_ns"] = max(group["max_ns"], w["duration_ns"])
         group["gpu_idle_ns"] += int(caused[i])
+    for key, found in places.items():
+        if len(found) > 1:
+            groups[key]["range"] = f"{next(r for r in found if r)} and {len(found) - 1} more"
     exempt = int((inside & (waits.kind == FINAL_SYNC) & waits.submits).sum())
     return sorted(groups.values(), key=lambda g: -g["total_ns"]), exempt
 
