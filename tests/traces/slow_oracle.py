@@ -1,4 +1,4 @@
-"""An independent, slow reading of a list of event dicts: plain loops over every instant, written from the definitions."""
+"""An independent, slow reading of a list of event dicts: plain loops over every instant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Idle causes, headroom, waits and the verdict: every way in which reports say other tools went wrong, from small inputs."""
+"""Idle causes, headroom, waits and the verdict: the ways in which other tools went wrong, from small inputs."""
 
 from __future__ import annotations
 

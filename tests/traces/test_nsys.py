@@ -16,6 +16,11 @@ PROCESS, OTHER = 0x1000000 * 77, 0x1000000 * 78
 K = 1_000
 
 
+def create(db: sqlite3.Connection, table: str, columns: str) -> None:
+    quoted = ", ".join(f'"{c}"' for c in columns.split())
+    db.execute(f'CREATE TABLE "{table}" ({quoted})')
+
+
 def export(folder: Path, drop: tuple[str, ...] = (), suffix: str = "") -> Path:
     """Two processes with one correlation each for their own kernel, a pinned D2H under aten::item, NVTX."""
     path = folder / "t.sqlite"
@@ -28,20 +33,16 @@ def export(folder: Path, drop: tuple[str, ...] = (), suffix: str = "") -> Path:
         4: "<script>kernel</script>",
         5: "step",
     }
-    db.execute('CREATE TABLE StringIds (id INTEGER, "value" TEXT)')
+    create(db, "StringIds", "id value")
     db.executemany("INSERT INTO StringIds VALUES (?, ?)", strings.items())
-    db.execute(
-        f'CREATE TABLE NVTX_EVENTS{suffix} (start INTEGER, "end" INTEGER, eventType INTEGER, text TEXT, textId INTEGER, globalTid INTEGER)'
-    )
+    create(db, f"NVTX_EVENTS{suffix}", "start end eventType text textId globalTid")
     rows = [
         (0, 500 * K, 59, None, 5, PROCESS + 3),
         (45 * K, 80 * K, 59, "aten::item, op_id = 31", None, PROCESS + 3),
         (1, None, 34, "mark", None, PROCESS + 3),
     ]
     db.executemany(f"INSERT INTO NVTX_EVENTS{suffix} VALUES (?,?,?,?,?,?)", rows)
-    db.execute(
-        'CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, "end" INTEGER, globalTid INTEGER, correlationId INTEGER, nameId INTEGER, returnValue INTEGER)'
-    )
+    create(db, "CUPTI_ACTIVITY_KIND_RUNTIME", "start end globalTid correlationId nameId returnValue")
     calls = [
         (0, 5 * K, PROCESS + 3, 1, 1, 0),
         (50 * K, 52 * K, PROCESS + 3, 2, 2, 0),
@@ -50,25 +51,23 @@ def export(folder: Path, drop: tuple[str, ...] = (), suffix: str = "") -> Path:
         (0, 5 * K, OTHER + 9, 1, 1, 0),
     ]
     db.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?,?,?,?,?,?)", calls)
-    db.execute(
-        'CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, "end" INTEGER, deviceId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER, shortName INTEGER)'
-    )
+    create(db, "CUPTI_ACTIVITY_KIND_KERNEL", "start end deviceId streamId correlationId globalPid shortName")
     kernels = [
         (8 * K, 60 * K, 0, 7, 1, PROCESS, 4),
         (98 * K, 110 * K, 0, 7, 4, PROCESS, 4),
         (9 * K, 20 * K, 1, 7, 1, OTHER, 4),
     ]
     db.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?,?,?,?,?,?,?)", kernels)
-    db.execute(
-        'CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, "end" INTEGER, deviceId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER, bytes INTEGER, copyKind INTEGER, srcKind INTEGER, dstKind INTEGER)'
+    create(
+        db,
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        "start end deviceId streamId correlationId globalPid bytes copyKind srcKind dstKind",
     )
     db.execute(
         "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?,?,?,?,?,?,?,?,?,?)",
         (62 * K, 63 * K, 0, 7, 2, PROCESS, 4, 2, 2, 1),
     )
-    db.execute(
-        'CREATE TABLE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION (start INTEGER, "end" INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER, syncType INTEGER)'
-    )
+    create(db, "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "start end streamId correlationId globalPid syncType")
     db.execute(
         "INSERT INTO CUPTI_ACTIVITY_KIND_SYNCHRONIZATION VALUES (?,?,?,?,?,?)", (53 * K, 74 * K, 7, 3, PROCESS, 3)
     )

@@ -254,10 +254,11 @@ def _draw(rows: list[dict[str, Any]], variants: list[str], title: str):
                 xref="x domain",
                 yref="y domain",
                 x=1,
-                y=1.13,
+                y=0.98,
                 showarrow=False,
                 xanchor="right",
-                row=2 * i + 1,
+                yanchor="top",
+                row=2 * i + 2,
                 col=1,
             )
     width = max((r["end_us"] for r in rows), default=0.0)
@@ -435,6 +436,16 @@ def first_look_checks(result: Result) -> list[Check]:
             Check("The GPU idles because of those waits", waited > 0, f"{waited:.1f} us of {item['window']:.1f} us"),
         ]
     return checks
+
+
+def longest_idle(result: Result, rows: int = 12) -> Any:
+    """The longest idle intervals of a result's traces with their cause, as a table."""
+    import polars as pl
+
+    idle = result.table.filter(pl.col("kind") == "idle")
+    length = (pl.col("end_us") - pl.col("start_us")).alias("idle_us")
+    chosen = idle.select("trace", "lane", pl.col("label").alias("cause"), "start_us", length)
+    return chosen.sort("idle_us", descending=True).head(rows)
 
 
 def open_view(result: Result) -> Any:

@@ -1,0 +1,85 @@
+"""Figures, the interactive view's columns, the panel: hostile names are text, windows aggregate, callbacks answer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from kineto_files import kernel, launch, write
+from test_analysis import stacked
+
+import workbench
+from workbench.experiments._traces import MAX_BOXES, longest_idle, trace_figure, trace_rows, view_arguments
+from workbench.traces import TraceError, read
+from workbench.traces.idle import Analysis
+from workbench.widgets.trace_panel import TracePanel
+
+K = 1_000
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+def test_names_are_text_in_figures_and_views(tmp_path):
+    trace = read(write(tmp_path, [launch(0, K, 1), kernel(2 * K, 3 * K, 1, name=HOSTILE)]))
+    figure = json.dumps(trace_figure(Analysis(trace)).to_plotly_json(), default=str)
+    assert HOSTILE not in figure and "&lt;img" in figure
+    assert HOSTILE in view_arguments(Analysis(trace))["names"]  # the widget draws names with fillText only
+
+
+def test_a_long_window_stays_a_few_thousand_boxes_and_idle_is_never_overstated(tmp_path):
+    events = [
+        e
+        for i in range(4_000)
+        for e in (launch(i * 20 * K, i * 20 * K + K, i + 1), kernel(i * 20 * K + 2 * K, i * 20 * K + 12 * K, i + 1))
+    ]
+    events += [launch(200_000 * K, 200_001 * K, 9_999), kernel(200_002 * K, 200_003 * K, 9_999)]
+    analysis = Analysis(read(write(tmp_path, events)))
+    rows = trace_rows(analysis, None, "t")
+    boxes = [r for r in rows if r["kind"] not in ("headroom", "sum")]
+    drawn = sum(r["end_us"] - r["start_us"] for r in boxes if r["kind"] == "idle")
+    assert len(boxes) < 4 * MAX_BOXES and 0 < drawn <= next(r["value"] for r in rows if r["label"] == "idle")
+    assert next(r["value"] for r in rows if r["label"] == "idle") == pytest.approx(3_999 * 10 + 120_010)
+
+
+def test_experiment_reads_a_file_and_its_badge_names_it(tmp_path):
+    path = write(tmp_path, stacked(), "mine.json", deviceProperties=[{"name": "Some GPU"}])
+    result = workbench.load("your_trace").run(trace=str(path))
+    assert result.badge == "recorded on Some GPU, file mine.json"
+    verdict = next(c for c in result.checks if c.claim.startswith("Verdict"))
+    assert verdict.value == "not sync-free" and not any(c.fails for c in result.checks)
+    assert longest_idle(workbench.load("tool_first_look").run(trace=str(path)))["cause"].to_list()[0] == "sync"
+    with pytest.raises(TraceError, match=r"absent\.json"):
+        workbench.load("your_trace").run(trace=str(tmp_path / "absent.json"))
+    with pytest.raises(ValueError, match="host_scale"):
+        workbench.load("your_trace").run(trace=str(path), host_scale=-1.0)
+
+
+@pytest.mark.parametrize("size", ["short", "long"])
+def test_recorded_pair_holds_its_claims(size):
+    result = workbench.load("tool_first_look").run(source="recorded", size=size)
+    assert [c.claim for c in result.checks if c.fails] == [] and len(result.checks) == 7
+
+
+def test_panel_answers_and_says_what_is_wrong(tmp_path):
+    panel = TracePanel()
+    panel.open(write(tmp_path, stacked()))
+    assert "not sync-free" in panel.message.value and "predicted" in panel.text.value
+    before = panel.answer["predicted_us"]
+    panel.waits.value = "model.py:57 (route)"
+    assert panel.answer["removed_waits"] == 1 and panel.answer["predicted_us"] < before
+    panel.waits.value, panel.host.value = "none", 0.5
+    assert panel.answer["removed_waits"] == 0 and "scaled by 0.5" in panel.text.value
+    panel.path.value = str(tmp_path / "absent.json")
+    assert "no such trace file" in panel.message.value
+    panel.save_as.value = str(tmp_path / "out.json")
+    panel._save()
+    assert json.loads((tmp_path / "out.json").read_text())["verdict"]["exit_code"] == 1
+    panel.save_as.value = str(tmp_path / "absent" / "out.json")
+    panel._save()
+    assert "not saved" in panel.message.value
+
+
+def test_panel_takes_a_dropped_file(tmp_path):
+    panel = TracePanel()
+    content = write(tmp_path, stacked()).read_bytes()
+    panel._dropped({"new": ({"name": "dropped.json", "content": memoryview(content)},)})
+    assert panel.message.value.startswith("dropped.json: not sync-free")
