@@ -31,10 +31,10 @@ import psutil
 VICTIMS = ("driver", "worker", "machine", "scheduler")
 MARK = "WORKBENCH_FAULT_LOOP"
 CELLS = (
-    ('point = 0\nledger = ""\nseconds = 0.2', ["parameters"]),
+    ('point = 0\nplace = ""\nseconds = 0.2', ["parameters"]),
     (
         "import os, time\n"
-        "handle = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT)\n"
+        "handle = os.open(os.path.join(place, 'ledger.txt'), os.O_WRONLY | os.O_APPEND | os.O_CREAT)\n"
         "os.write(handle, f'start {point}\\n'.encode())\n"
         "time.sleep(seconds)",
         [],
@@ -80,15 +80,16 @@ class Stage:
     def commands(self) -> dict[str, list[str]]:
         """Return the command of each role."""
         dask = [sys.executable, "-m", "dask"]
+        scratch = str(self.folder / "scratch")
         worker = [*dask, "worker", self.address, "--nworkers", "1", "--nthreads", "1", "--host", "127.0.0.1",
-                  "--no-dashboard", "--local-directory", str(self.folder / "scratch"), "--death-timeout", "5"]  # fmt: skip
+                  "--no-dashboard", "--local-directory", scratch, "--death-timeout", "5"]  # fmt: skip
         points = ",".join(str(i) for i in range(self.points))
         return {
             "scheduler": [*dask, "scheduler", "--host", "127.0.0.1", "--port", str(self.port), "--no-dashboard"],
             "worker 1": worker,
             "worker 2": worker,
             "driver": [sys.executable, "-m", "workbench.cli", "sweep", str(self.notebook), "-p", f"point={points}",
-                       "-p", f"ledger={self.ledger}", "--scheduler", self.address, "--out", str(self.out)],
+                       "-p", f"place={self.folder}", "--scheduler", self.address, "--out", str(self.out)],
         }  # fmt: skip
 
     def tend(self) -> None:
