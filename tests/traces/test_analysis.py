@@ -246,6 +246,12 @@ def test_stream_wait_is_no_host_wait(tmp_path):
     assert waits(a) == [] and causes(a) == {"dependency": 22 * K}
 
 
+@pytest.mark.parametrize(("gap", "cause"), [(5_000, "turnaround"), (5_001, "dependency")])
+def test_a_gap_of_queued_work_up_to_5_us_is_turnaround(tmp_path, gap, cause):
+    a = look(tmp_path, [launch(0, K, 1), kernel(2 * K, 9 * K, 1), launch(K, 2 * K, 2), kernel(9 * K + gap, 20 * K, 2)])
+    assert causes(a) == {cause: gap}
+
+
 def test_kernels_without_api_rows(tmp_path):
     a = look(tmp_path, [kernel(0, 10 * K, 1), kernel(50 * K, 60 * K, 2)])
     assert causes(a) == {"unknown": 40 * K}

@@ -448,15 +448,8 @@ def longest_idle(result: Result, rows: int = 12) -> Any:
     return chosen.sort("idle_us", descending=True).head(rows)
 
 
-def open_view(result: Result) -> Any:
-    """The interactive timeline of a result's trace (of a recorded pair, the one with waits), with waits to jump to."""
-    from workbench.widgets import trace_view
-
-    analysis, window = _opened(result)
-    return trace_view(**view_arguments(analysis, window, badge=result.badge))
-
-
-def _opened(result: Result) -> tuple[Analysis, Window | None]:
+def opened(result: Result) -> tuple[Analysis, Window | None]:
+    """The trace behind a result (of a recorded pair, the one with waits), analysed, and its window."""
     from workbench.traces.ranges import parse_window
 
     params, recording = result.params, result.recording

@@ -9,6 +9,15 @@ from pathlib import Path
 from typing import Any
 
 
+def open_view(result: Any) -> Any:
+    """The interactive timeline of a result's trace (of a recorded pair, the one with waits), with waits to jump to."""
+    from workbench.experiments._traces import opened, view_arguments
+    from workbench.widgets import trace_view
+
+    analysis, window = opened(result)
+    return trace_view(**view_arguments(analysis, window, badge=result.badge))
+
+
 def trace_panel(result: Any = None) -> Any:
     """A panel that opens traces and answers what-ifs.
 
@@ -61,9 +70,9 @@ class TracePanel:
             ]
         )
         if result is not None:
-            from workbench.experiments._traces import _opened
+            from workbench.experiments._traces import opened
 
-            self._show(*_opened(result))
+            self._show(*opened(result))
 
     def _path_given(self, change: Any) -> None:
         if change["new"].strip():
