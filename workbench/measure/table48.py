@@ -173,7 +173,7 @@ def measure_process(request: dict[str, Any]) -> dict[str, Any]:
                 try:
                     honest[key] = {
                         "submit_us": timing.submit_us(found[key][0], repeats=50, warmup=5),
-                        "back_to_back_us": timing.wall_us(found[key][0], repeats=10, warmup=5, batch=50),
+                        "back_to_back_us": timing.wall_us(found[key][0], repeats=6, warmup=5, batch=20),
                         "rotating_us": graph_us(rotating[key]),
                         "launches": timing.launches(found[key][0]),
                     }
