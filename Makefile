@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Two test processes on two cores: more threads only wait for each other.
+export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup run test test-gpu lab lint record benchmarks browser clean
 

@@ -43,7 +43,8 @@ def test_it_learns(text, tmp_path):
     assert rows[0]["ce"] == pytest.approx(np.log(256), rel=0.05), "an untrained model knows nothing"
     assert rows[-1]["ce"] < 0.6 * rows[0]["ce"]
     assert all(r["applied"] in (0.0, 1.0) for r in rows)
-    assert all(r["lbl"] >= 1.0 - 1e-4 for r in rows), "balance is the least value of the load-balancing loss"
+    assert all(r["lbl"] <= SMALL.experts / SMALL.top_k for r in rows), "all routes to K experts is the largest value"
+    assert min(r["lbl"] for r in rows) < 1.1
 
 
 def test_killed_at_any_moment_it_resumes_bit_for_bit(text, tmp_path):
