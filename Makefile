@@ -5,8 +5,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Two test processes on two cores: more threads only wait for each other.
-export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup run test test-gpu lab lint record benchmarks browser clean
 
@@ -28,6 +26,8 @@ browser:
 run: setup browser
 	$(BIN)/workbench run --out out/run $(ARGS)
 
+# Two test processes on two cores: more threads would only wait for each other.
+test: export OMP_NUM_THREADS = 1
 test: setup browser
 	$(BIN)/ruff check .
 	$(BIN)/workbench record check
