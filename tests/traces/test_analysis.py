@@ -287,6 +287,10 @@ def test_operations_before_their_launch_or_off_by_1e14(tmp_path):
         ],
     )
     assert a.clock_violation.tolist() == [True, False]
+    late = look(
+        tmp_path, [launch(0, K, 1), kernel(2 * K, 3 * K, 1), launch(90 * K, 95 * K, 2), kernel(50 * K, 60 * K, 2)]
+    )
+    assert causes(late) == {"unknown": 47 * K}
     assert verify_trace(a, idle_threshold_us=1e12).exit_code == 2
     assert all(v >= 0 for v in a.idle(device(a)).by_cause_ns().values())
 
@@ -343,6 +347,15 @@ def test_copies_are_work_and_have_their_own_share(tmp_path):
         ],
     )
     assert causes(a) == {} and a.copy_only_ns(device(a)) == 10 * K
+    fill = event("gpu_memset", "Memset (Device)", 15 * K, 25 * K, pid=0, tid=7, correlation=1, stream=7, device=0)
+    copy = event("gpu_memcpy", "Memcpy HtoD", 18 * K, 30 * K, pid=0, tid=9, correlation=1, stream=9, device=0)
+    a = look(tmp_path, [launch(0, 1 * K, 1), fill, copy])
+    assert a.copy_only_ns(device(a)) == 5 * K
+
+
+def test_a_synchronise_that_returned_before_the_pinned_copy_did_not_wait_for_it(tmp_path):
+    events = [e for e in item("Pinned", sync_end=50 * K) if e["name"] != "kernel" or e["ts"] != 98 * K]
+    assert waits(look(tmp_path, events)) == [("stream_sync", False)]
 
 
 def test_full_launch_queue_is_healthy(tmp_path):

@@ -23,6 +23,7 @@ def test_summary_json_has_exactly_the_documented_shape(tmp_path):
     done = run("summary", path, "--json")
     found = json.loads(done.stdout)
     assert done.exit_code == 0 and found["schema"] == 1
+    assert set(found) == {"schema", "devices", "waits", "dropped", "warnings"}
     (device,) = found["devices"]
     assert set(device) == {
         "process",

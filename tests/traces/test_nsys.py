@@ -123,6 +123,16 @@ def test_every_table_is_optional(tmp_path, table):
         assert verify_trace(analysis).exit_code == 2
 
 
+@pytest.mark.parametrize(("stream", "blocking"), [(7, True), (9, False)])
+def test_a_stream_sync_waits_for_its_own_stream(tmp_path, stream, blocking):
+    path = export(tmp_path, drop=("CUPTI_ACTIVITY_KIND_MEMCPY",))
+    db = sqlite3.connect(path)
+    db.execute("UPDATE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION SET streamId = ?", (stream,))
+    db.commit()
+    db.close()
+    assert [(w["kind"], w["blocking"]) for w in summarise(read(path))["waits"]] == [("stream_sync", blocking)]
+
+
 def test_no_cuda_activity_is_said(tmp_path):
     trace = read(export(tmp_path, drop=("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY")))
     assert verify_trace(trace).exit_code == 2 and any("--trace=cuda" in w for w in trace.warnings)

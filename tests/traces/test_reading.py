@@ -51,7 +51,9 @@ def test_numbers_in_other_forms(raw, ns):
     assert parse_us([b"1.0", raw, b"2"]).tolist() == [1000, ns, 2000]
 
 
-@pytest.mark.parametrize("raw", [b"NaN", b"99999999999999999999", b"1e400", b'"x"', b"null", b"[1]", b"9" * 5000])
+@pytest.mark.parametrize(
+    "raw", [b"9300000000000000.5", b"NaN", b"99999999999999999999", b"1e400", b'"x"', b"null", b"[1]", b"9" * 5000]
+)
 def test_unusable_numbers_are_marked_not_guessed(raw):
     assert parse_us([raw])[0] == np.iinfo(np.int64).min
 

@@ -116,6 +116,12 @@ def test_carry_in_is_queued_from_the_start(tmp_path):
     assert any("queued from the start" in text for text in answer["assumptions"])
 
 
+def test_a_removed_wait_takes_the_return_of_its_call_along(tmp_path):
+    events = [launch(0, 5 * K, 1), kernel(8 * K, 20 * K, 1), call("cudaStreamSynchronize", 6 * K, 40 * K, 2)]
+    events += [launch(50 * K, 55 * K, 3), kernel(57 * K, 60 * K, 3)]
+    assert what_if(read(write(tmp_path, events)), remove_waits=True)["predicted_us"] == 6 + (55 - 40) + 2 + 3
+
+
 def test_assumptions_name_every_change(tmp_path):
     text = " ".join(
         what_if(

@@ -72,12 +72,13 @@ def summary(file: File, as_json: AsJson = False, window: WindowText = "all") -> 
         tables.append(table51(analysis, chosen))
     if as_json:
         if file.is_dir():
-            _print({"schema": 1, "ranks": reports, "rank_skew": rank_skew(found)})
+            named = [{"source": t.source, "rank": t.rank, **r} for t, r in zip(found, reports)]
+            _print({"schema": 1, "ranks": named, "rank_skew": rank_skew(found)})
         else:
             _print(reports[0])
         return
-    for report, table in zip(reports, tables):
-        _show(report, table)
+    for trace, report, table in zip(found, reports, tables):
+        _show(trace.source, report, table)
     if file.is_dir():
         for row in rank_skew(found):
             typer.echo(
@@ -87,13 +88,13 @@ def summary(file: File, as_json: AsJson = False, window: WindowText = "all") -> 
             )
 
 
-def _show(report: dict[str, Any], table: list[dict[str, Any]]) -> None:
+def _show(source: str, report: dict[str, Any], table: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console()
-    console.print(Text(report["source"], style="bold"))
+    console.print(Text(source, style="bold"))
     view = Table(
         "device",
         "window us",

@@ -271,7 +271,7 @@ def _draw(rows: list[dict[str, Any]], variants: list[str], title: str):
 
 
 def view_arguments(
-    analysis: Analysis, window: Window | None = None, *, title: str = "", badge: str = ""
+    analysis: Analysis, window: Window | None = None, *, title: str = "", badge: str = "", most: int = VIEW_EVENTS
 ) -> dict[str, Any]:
     """Keyword arguments of `workbench.widgets.trace_view` for a trace; the table jumps to waits and long idle times."""
     low, high = _window(analysis, window)
@@ -293,7 +293,7 @@ def view_arguments(
                 ),
             )
     total = sum(len(p[2]) for p in parts)
-    if total > VIEW_EVENTS:
+    if total > most:  # an exported notebook carries every event it shows
         gap = (high - low) // 20_000
         parts = [(lane, kind, *_aggregate(s, e, n, gap)) for lane, kind, s, e, n in parts]
     lanes = list(dict.fromkeys(p[0] for p in parts))[:64]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 _INT64 = 1 << 63
+_LARGEST = 1 << 62  # a start and a duration of this size still add up within int64
 
 
 def parse_us(raws: list[Any]) -> np.ndarray:
@@ -41,8 +42,8 @@ def parse_us(raws: list[Any]) -> np.ndarray:
     negative = np.zeros(n, bool)
     negative[row[minus_at]] = True
     odd[row[minus_at[minus_at != starts[row[minus_at]]]]] = True
-    # 16 digits of microseconds fit int64 nanoseconds only below 9.2e15.
-    odd |= (whole == 16) & (value[np.minimum(starts + negative, len(text) - 1)] >= 9)
+    # 16 digits of microseconds are within _LARGEST only below 4.6e15.
+    odd |= (whole == 16) & (value[np.minimum(starts + negative, len(text) - 1)] >= 4)
     powers = 10 ** np.arange(19, dtype=np.int64)
     parts = np.where(is_digit, value, 0) * powers[np.minimum(place, 18)]
     total = np.add.reduceat(parts, starts) * powers[3 - np.minimum(decimals, 3)]
@@ -62,6 +63,7 @@ def _slow_us(raw: bytes) -> int:
         number = Decimal(text)
         if not number.is_finite() or number.adjusted() > 15:
             return bad
-        return int((number * 1000).to_integral_value())
+        value = int((number * 1000).to_integral_value())
+        return value if abs(value) < _LARGEST else bad
     except (InvalidOperation, ValueError):
         return bad

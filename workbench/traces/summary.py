@@ -29,8 +29,6 @@ def summarise(trace: Trace | Analysis, window: Window | None = None) -> dict[str
         waits = waits.take((waits.end_ns > window[0]) & (waits.start_ns < window[1]))
     return {
         "schema": SCHEMA,
-        "source": trace.source,
-        "rank": trace.rank,
         "devices": devices,
         "waits": describe_waits(trace, waits, locator),
         "dropped": dict(trace.dropped),

@@ -124,7 +124,11 @@ class TracePanel:
 
         self.view.clear_output(wait=True)
         with self.view:
-            display(trace_view(**view_arguments(self.analysis, self.window, title=name, badge=f"file {name}")))
+            display(
+                trace_view(
+                    **view_arguments(self.analysis, self.window, title=name, badge=f"file {name}", most=1_000_000)
+                )
+            )
 
     def _changed(self, _: Any = None) -> None:
         from workbench.traces.replay import what_if
