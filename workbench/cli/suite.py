@@ -178,14 +178,13 @@ def without_source(notebooks: Sequence[Any], source: str | None, named: Sequence
     """
     from workbench.suite import NotebookError, ParameterError
 
-    if source in (None, "auto"):
-        return {}
     lacking: dict[str, str] = {}
     for notebook in notebooks:
         try:
             experiment = notebook.experiment
             if experiment is not None:
-                experiment.choose(source)
+                # Without a GPU, what nobody has recorded yet has no source at all: said, and left out.
+                experiment.choose(source or "auto")
         except NotebookError:
             continue
         except ValueError as error:
