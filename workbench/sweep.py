@@ -227,10 +227,10 @@ def sweep(
 
     for folder in (out, out / RUNS, out / FAILED_RUNS):
         prepare_folder(folder)
-    marks = [fingerprint(notebook, dict(p)) for p in points]
+    by_mark = {fingerprint(notebook, dict(p)): p for p in points}
     outcomes: dict[str, dict[str, Any]] = {}
     futures: dict[Any, str] = {}
-    for mark, point in dict(zip(marks, points)).items():
+    for mark, point in by_mark.items():
         if (found := finished(out / RUNS / mark[:16])) is not None:
             outcomes[mark] = found
             continue
@@ -256,7 +256,7 @@ def sweep(
             on_progress(len(outcomes), total, outcomes[mark])
     _remove_leftovers(out, [m for m in outcomes if outcomes[m]["status"] in FINISHED])
     runs = []
-    for mark, point in zip(marks, points):
+    for mark, point in by_mark.items():
         outcome = outcomes[mark]
         kept = None if outcome["status"] == "lost" else RUNS if outcome["status"] in FINISHED else FAILED_RUNS
         folder = f"{kept}/{mark[:16]}" if kept and (out / kept / mark[:16]).is_dir() else None

@@ -129,7 +129,7 @@ def describe_failure(outcome: dict) -> str:
 
 
 def parse_points(notebook, items: list[str], source: str | None) -> list[dict]:
-    """Return checked parameters for every combination.
+    """Return checked parameters for every combination, each once.
 
     Raises:
         ParameterError: an unknown name or a bad value.
@@ -150,7 +150,8 @@ def parse_points(notebook, items: list[str], source: str | None) -> list[dict]:
             values[name] = [part.strip() for part in text.split(",") if part.strip()]
         if not values[name]:
             raise ParameterError(f"parameter {name!r}: expected at least one value, got {text!r}")
-    return [assign([notebook], point, {}, source)[notebook.slug] for point in grid(values)]
+    points = [assign([notebook], point, {}, source)[notebook.slug] for point in grid(values)]
+    return list({json.dumps(p, sort_keys=True): p for p in points}.values())
 
 
 def parse_resources(text: str | None) -> dict[str, float] | None:
