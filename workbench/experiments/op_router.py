@@ -37,46 +37,35 @@ def measure(params: OpSheetParams, recorder: Any) -> list[dict[str, Any]]:
             moe_cost.router_logits(T, params.width, E),
         ),
     ]
-    outputs = router_logits(wx, ww)
-    reference = wx.float() @ ww.float().t()
-    for impl, graph in (("triton", outputs), ("torch FP32", reference)):
-        cost = moe_cost.router_logits(T, params.width, E)
-        cases.append(
-            Case(
-                impl,
-                "logits",
-                "backward",
-                lambda graph=graph: torch.autograd.grad(graph, (wx, ww), d_logits, retain_graph=True),
-                moe_cost.Cost(cost.bytes + T * params.width * 2 + E * params.width * 2, 2 * cost.flop),
-            )
-        )
+    # Capture runs on a side stream, and a backward runs on its forward's stream: both are captured together.
+    both = moe_cost.router_logits(T, params.width, E)
+    both = moe_cost.Cost(2 * both.bytes + T * params.width * 2 + E * params.width * 2, 3 * both.flop)
+    for impl, forward in (
+        ("triton", lambda: router_logits(wx, ww)),
+        ("torch FP32", lambda: wx.float() @ ww.float().t()),
+    ):
+
+        def step(forward=forward) -> Any:
+            return torch.autograd.grad(forward(), (wx, ww), d_logits)
+
+        cases.append(Case(impl, "logits", "forward and backward", step, both))
+    pull, one = torch.randn(T, K, device="cuda"), torch.ones((), device="cuda")
+    leaf = logits.clone().requires_grad_()
+    forward_cost, backward_cost = moe_cost.router(T, E, K), moe_cost.router(T, E, K, backward=True)
     for gating in ("softmax", "sigmoid"):
         for impl in ("triton", "reference"):
             name = "triton" if impl == "triton" else "torch operations"
-            cases.append(
-                Case(
-                    name,
-                    f"gate, {gating}",
-                    "forward",
-                    lambda gating=gating, impl=impl: route_logits(logits, K, gating=gating, impl=impl),
-                    moe_cost.router(T, E, K),
-                )
-            )
-            leaf = logits.clone().requires_grad_()
-            out = route_logits(leaf, K, gating=gating, impl=impl)
-            pull = torch.randn_like(out.weights)
-            one = torch.ones((), device="cuda")
-            cases.append(
-                Case(
-                    name,
-                    f"gate, {gating}",
-                    "backward",
-                    lambda out=out, leaf=leaf, pull=pull, one=one: torch.autograd.grad(
-                        (out.weights, out.lbl, out.z_loss), leaf, (pull, one, one), retain_graph=True
-                    ),
-                    moe_cost.router(T, E, K, backward=True),
-                )
-            )
+
+            def gate(x=logits, gating=gating, impl=impl) -> Any:
+                return route_logits(x, K, gating=gating, impl=impl)
+
+            def learn(gate=gate) -> Any:
+                out = gate(leaf)
+                return torch.autograd.grad((out.weights, out.lbl, out.z_loss), leaf, (pull, one, one))
+
+            cost = moe_cost.Cost(forward_cost.bytes + backward_cost.bytes)
+            cases.append(Case(name, f"gate, {gating}", "forward", gate, forward_cost))
+            cases.append(Case(name, f"gate, {gating}", "forward and backward", learn, cost))
     return measure_sheet(cases, params, recorder)
 
 

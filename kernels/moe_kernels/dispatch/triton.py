@@ -10,8 +10,6 @@ from moe_kernels._launch import compile_boundary, next_power_of_two, on_device
 from moe_kernels.peers import PeerTable
 
 BLOCK_D = 2048
-WARPS = 4
-STORE = ""
 
 
 @triton.jit
@@ -26,7 +24,6 @@ def _dispatch_kernel(
     BLOCK_D: tl.constexpr,
     WEIGHTED: tl.constexpr,
     ALIGNED: tl.constexpr,
-    STORE: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     for start in tl.static_range(0, D, BLOCK_D):
@@ -41,7 +38,7 @@ def _dispatch_kernel(
             y = x
             if WEIGHTED:
                 y = (x.to(tl.float32) * tl.load(weight_ptr + token * K + k).to(tl.float32)).to(x.dtype)
-            tl.store(base + row.to(tl.int64) * D + c, y, mask=c < tl.where(row >= 0, D, 0), cache_modifier=STORE)
+            tl.store(base + row.to(tl.int64) * D + c, y, mask=c < tl.where(row >= 0, D, 0))
 
 
 @compile_boundary
@@ -68,8 +65,7 @@ def _dispatch(
             BLOCK_D=min(BLOCK_D, next_power_of_two(width)),
             WEIGHTED=weights is not None,
             ALIGNED=width * x.element_size() % 16 == 0,
-            STORE=STORE,
-            num_warps=WARPS,
+            num_warps=4,
         )
 
 

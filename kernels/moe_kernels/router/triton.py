@@ -10,8 +10,7 @@ from moe_kernels._launch import compile_safe, grid_size, next_power_of_two, on_d
 
 TILE = 2048
 BACKWARD_TILE = 4096
-PROGRAMS_PER_SM = 2
-WARPS = 4
+PROGRAMS_PER_SM = 4
 
 
 @triton.jit
@@ -270,7 +269,7 @@ def _forward(
             UNIFORM=uniform,
             NORMALIZE=normalize,
             SCALE=scale,
-            num_warps=WARPS,
+            num_warps=4,
         )
         _reduce_kernel[(1,)](
             count,
