@@ -59,6 +59,7 @@ def measure(params: SubmissionTaxParams, recorder: Any) -> list[dict[str, Any]]:
     for restart in range(params.restarts):
         request = {key: getattr(params, key) for key in ("experts", "k", "n", "seed")}
         request |= {"rows_M": params.rows_M, "swept_M": params.swept_M if restart == 0 else (), "honest": restart == 0}
+        request["reverse"] = restart % 2 == 1
         processes.append(_process(request))
     failures = [f for p in processes for f in p["failures"]]
     ceilings = processes[0]["ceilings"]
@@ -80,9 +81,8 @@ def measure(params: SubmissionTaxParams, recorder: Any) -> list[dict[str, Any]]:
         timer="eager: triton do_bench, 25 ms warm-up, 100 ms windows, L2 flushed before each call; "
         "graph: CUDA events around a replay of 32 copies",
         warmup="eager 25 ms; graph 3 replays",
-        repeats="eager: every call of a 100 ms window, two visits a process; graph: 5 replays, two visits; "
-        "first process and swept rows: one visit",
-        order="variants in turn, then in reverse",
+        repeats="eager: every call of a 100 ms window a process; graph: 5 replays a process; swept rows: first process",
+        order="variants in turn, reversed in every second process",
         l2="eager: flushed by writing 256 MB; graph: warm, except rotating_us (3 weight sets in turn)",
         synchronization="none inside a timed region",
         compile="kernels compiled before the first timed call",

@@ -145,7 +145,8 @@ def measure_process(request: dict[str, Any]) -> dict[str, Any]:
     """Measure every size of `request` in this process, variants interleaved, and return raw samples.
 
     Args:
-        request: rows_M, swept_M, experts, k, n, seed, and honest (whether the columns beside the protocol are taken).
+        request: rows_M, swept_M, experts, k, n, seed, honest (whether the columns beside the protocol are taken), and
+            reverse (1 takes the variants from the last to the first).
     """
     import torch
 
@@ -159,13 +160,12 @@ def measure_process(request: dict[str, Any]) -> dict[str, Any]:
         # The baseline is one piece of work: it is timed once and stands beside both inputs.
         names = [key for key in names if not (key[0] in (BASELINE, "bf16_expert_loop") and key[1] == INCLUDING_Q)]
         samples = {key: {"eager": [], "graph": []} for key in names}
-        for turn in range(1 if swept or request["honest"] else 2):
-            for key in names if turn == 0 else names[::-1]:
-                try:
-                    samples[key]["eager"].append(eager_us(found[key][0]))
-                    samples[key]["graph"].append(graph_us(found[key]))
-                except Exception as error:  # one variant must not take the others' measurements with it
-                    out["failures"].append(f"{M} {key}: {error!r}"[:500])
+        for key in names[::-1] if request["reverse"] else names:
+            try:
+                samples[key]["eager"].append(eager_us(found[key][0]))
+                samples[key]["graph"].append(graph_us(found[key]))
+            except Exception as error:  # one variant must not take the others' measurements with it
+                out["failures"].append(f"{M} {key}: {error!r}"[:500])
         honest: dict[tuple[str, str], dict[str, Any]] = {key: {} for key in names}
         if request["honest"] and not swept:
             rotating = calls(M, **shape, weights=ROTATING_SETS)
