@@ -100,5 +100,5 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
-    recording=None,
+    recording="2026-11-29_h200_5b112d1",
 )
