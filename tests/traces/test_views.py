@@ -40,6 +40,21 @@ def test_a_long_window_stays_a_few_thousand_boxes_and_idle_is_never_overstated(t
     assert next(r["value"] for r in rows if r["label"] == "idle") == pytest.approx(3_999 * 10 + 120_010)
 
 
+def test_the_interactive_view_is_binned_not_emptied(tmp_path):
+    events = [
+        e
+        for i in range(2_000)
+        for e in (launch(i * 20 * K, i * 20 * K + K, i + 1), kernel(i * 20 * K + 2 * K, i * 20 * K + 12 * K, i + 1))
+    ]
+    analysis = Analysis(read(write(tmp_path, events)))
+    whole = view_arguments(analysis)["events"]
+    few = view_arguments(analysis, most=600)["events"]
+    assert len(whole["lane"]) == 3 * 2_000 - 2 and 300 < len(few["lane"]) <= 610
+    kinds = view_arguments(analysis, most=600)["kinds"]
+    idle = few["kind"] == kinds.index("idle")
+    assert set((few["end_ns"] - few["start_ns"])[idle].tolist()) == {10 * K}
+
+
 def test_experiment_reads_a_file_and_its_badge_names_it(tmp_path):
     path = write(tmp_path, stacked(), "mine.json", deviceProperties=[{"name": "Some GPU"}])
     result = workbench.load("your_trace").run(trace=str(path))

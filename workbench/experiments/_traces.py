@@ -111,6 +111,21 @@ def _aggregate(
     return start[at], reach[np.concatenate([at[1:] - 1, [len(start) - 1]])], merged
 
 
+def _binned(
+    start: np.ndarray, end: np.ndarray, names: list[str], width: int, longest: bool
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """At most one box per `width` ns: from the first start to the last end in it, or (`longest`) its longest box."""
+    if not len(start):
+        return start, end, names
+    at = np.flatnonzero(np.concatenate([[True], np.diff(start // width) > 0]))
+    if longest:  # a joined box would count the work between idle intervals as idle
+        keep = np.lexsort((start - end, start // width))[at]
+        return start[keep], end[keep], [names[i] for i in keep]
+    count = np.diff(np.concatenate([at, [len(start)]]))
+    joined = [names[i] if n == 1 else f"{n} boxes from {names[i]}" for i, n in zip(at, count)]
+    return start[at], np.maximum.reduceat(end, at), joined
+
+
 def _thin(curve: Headroom, low: int, high: int, points: int = 2000) -> tuple[np.ndarray, np.ndarray]:
     """x in us from `low` and headroom in us for drawing; above `points` breakpoints, the extremes of equal bins."""
     inside = (curve.t_ns >= low) & (curve.t_ns <= high)
@@ -294,8 +309,8 @@ def view_arguments(
             )
     total = sum(len(p[2]) for p in parts)
     if total > most:  # an exported notebook carries every event it shows
-        gap = (high - low) // 20_000
-        parts = [(lane, kind, *_aggregate(s, e, n, gap)) for lane, kind, s, e, n in parts]
+        width = max(1, (high - low) * len(parts) // most)
+        parts = [(lane, kind, *_binned(s, e, n, width, kind == "idle")) for lane, kind, s, e, n in parts]
     lanes = list(dict.fromkeys(p[0] for p in parts))[:64]
     parts = [p for p in parts if p[0] in lanes]
     names: dict[str, int] = {}
