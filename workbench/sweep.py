@@ -107,7 +107,7 @@ def rows_of(executed: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def cluster(address: str | None, workers: int, gpus: int) -> Iterator[Any]:
-    """Yield a Dask client: of the cluster at `address`, or of one started here for the sweep.
+    """Yield a Dask client: of the cluster at `address` (or whose scheduler wrote that file), or of one started here.
 
     A local cluster has `workers` processes of one thread (notebooks depend on their process), and gives each GPU to
     one worker as the resource ``GPU``, so that two notebooks that measure never share one.
@@ -121,7 +121,8 @@ def cluster(address: str | None, workers: int, gpus: int) -> Iterator[Any]:
     from distributed import Client, Nanny, Scheduler, SpecCluster
 
     if address is not None:
-        with Client(address, timeout="20s") as client:
+        where: dict[str, Any] = {"scheduler_file": address} if Path(address).is_file() else {"address": address}
+        with Client(**where, timeout="20s") as client:
             yield client
         return
     _remove_folders_of_the_dead()

@@ -246,7 +246,7 @@ def test_no_scheduler_there_is_said(fault_loop: ModuleType, tmp_path: Path, monk
     import distributed
 
     real = distributed.Client
-    monkeypatch.setattr(distributed, "Client", lambda address, timeout: real(address, timeout="1s"))
+    monkeypatch.setattr(distributed, "Client", lambda address, timeout: real(address=address, timeout="1s"))
     fault_loop.light_notebook(tmp_path / "light.ipynb")
     notebook = str(tmp_path / "light.ipynb")
     run = CliRunner().invoke(app, [notebook, "--scheduler", "tcp://127.0.0.1:9", "--out", str(tmp_path / "out")])

@@ -26,7 +26,8 @@ def sweep_command(
     ] = None,
     source: Annotated[str | None, typer.Option(help="auto, model, recorded, live or report.")] = None,
     scheduler: Annotated[
-        str | None, typer.Option(help="Address of a Dask scheduler; a local cluster when absent.")
+        str | None,
+        typer.Option(help="Address of a Dask scheduler, or the file that it wrote; a local cluster when absent."),
     ] = None,
     resources: Annotated[
         str | None,
