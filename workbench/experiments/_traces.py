@@ -309,7 +309,7 @@ def view_arguments(
             )
     total = sum(len(p[2]) for p in parts)
     if total > most:  # an exported notebook carries every event it shows
-        width = max(1, (high - low) * len(parts) // most)
+        width = max(1, (high - low) * len(parts) * 20 // (most * 19))  # lanes begin and end within a bin
         parts = [(lane, kind, *_binned(s, e, n, width, kind == "idle")) for lane, kind, s, e, n in parts]
     lanes = list(dict.fromkeys(p[0] for p in parts))[:64]
     parts = [p for p in parts if p[0] in lanes]
