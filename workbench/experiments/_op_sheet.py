@@ -150,6 +150,11 @@ def bandwidth_checks(result: Result, least_percent: float = 85.0, **match: Any) 
     return out
 
 
+def _by_arithmetic(row: dict[str, Any]) -> bool:
+    """Whether arithmetic, not bytes, sets the floor."""
+    return row["flop"] / row["dense_TFLOPs"] / 1e6 > row["bytes"] / row["copy_GBps"] / 1e3
+
+
 def draw_sheet(result: Result, title: str, target_percent: float | None = None) -> go.Figure:
     """Draw each case's share of its floor; the dashed line is the target, the solid one the floor itself."""
     import plotly.graph_objects as go
@@ -171,7 +176,7 @@ def draw_sheet(result: Result, title: str, target_percent: float | None = None) 
                 marker_color=SERIES[i % len(SERIES)],
                 text=[
                     f"{r['time_us_p50']:.1f} us"
-                    + (f", {r['TFLOPs']:.0f} TFLOP/s" if r["TFLOPs"] >= 10 else f", {r['GBps']:.0f} GB/s")
+                    + (f", {r['TFLOPs']:.0f} TFLOP/s" if _by_arithmetic(r) else f", {r['GBps']:.0f} GB/s")
                     for r in part
                 ],
                 textposition="auto",
