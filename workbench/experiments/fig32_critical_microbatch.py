@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 IDLE = 0.05
 """Idle share from which a device counts as running dry; below it are launch turnaround and the profiler's grain."""
+SHORTER = 10.0
 LARGE = 16384
 """Tokens above which fewer calls are timed: their times are tens of milliseconds."""
 FASTER = 2.0
@@ -235,8 +236,8 @@ def checks(result: Result) -> list[Check]:
     grows = [float(c["device"][-1] / c["device"][0]) for c in eager]
     out.append(
         Check(
-            "submission time hardly grows with the microbatch, device time does",
-            max(flat) < 2 and min(grows) > 10,
+            f"shrinking the microbatch shortens device time at least {SHORTER:g} times as much as submission time",
+            min(grows) / max(flat) > SHORTER,
             f"over {eager[0]['tokens'][-1] / eager[0]['tokens'][0]:.0f} times the tokens: submission at most "
             f"{max(flat):.2f}x, device at least {min(grows):.0f}x",
         )
@@ -409,4 +410,5 @@ EXPERIMENT = Experiment(
     checks=checks,
     model=model,
     measure=measure,
+    recording="2026-11-29_h200_5b112d1",
 )

@@ -108,14 +108,11 @@ def crossing_interval(
     """
     middle = crossing(x, np.array([np.median(d) for d in device]), np.array([np.median(s) for s in submit]))
     rng = np.random.default_rng(seed)
-    found = [
-        crossing(
-            x,
-            np.array([np.median(rng.choice(d, len(d))) for d in device]),
-            np.array([np.median(rng.choice(s, len(s))) for s in submit]),
-        )
-        for _ in range(draws)
-    ]
+
+    def resampled(repeats: list[np.ndarray]) -> np.ndarray:
+        return np.stack([np.median(rng.choice(r, (draws, len(r))), axis=1) for r in repeats], axis=1)
+
+    found = [crossing(x, d, s) for d, s in zip(resampled(device), resampled(submit))]
     tail = (1 - level) / 2
     ordered = sorted(found)
     return middle, ordered[int(tail * (draws - 1))], ordered[int((1 - tail) * (draws - 1))]
