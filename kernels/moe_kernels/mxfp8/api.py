@@ -398,9 +398,8 @@ def _gemm(
             triton.grouped_gemm(a, a_scales, w, w_scales, ends, out)
 
 
-OVERLAP, RELEASE, EVICT_FIRST = 1, 2, 2
-"""Launcher flags: start while the launch before drains; row kernels let the next launch start early; GEMMs drop
-weights first."""
+OVERLAP, RELEASE = 1, 2
+"""Launcher flags: start while the launch before drains; a row kernel lets the launch after it start early."""
 SMALL, TWO_BLOCKS = 1000, 100
 """Variants of the CUDA GEMM: 0 to 3 as listed in cuda.cu's `mx_big_launch`; SMALL + token columns (8, 16, 32, 64),
 plus TWO_BLOCKS
@@ -528,7 +527,7 @@ def grouped_gemm(
             source,
             impl,
             chosen,
-            EVICT_FIRST | (OVERLAP if overlap else 0),
+            OVERLAP if overlap else 0,
         )
         return out
     if not isinstance(a, Folded):
@@ -576,7 +575,7 @@ def prepare(
     head = (*(None if t is None else t.data_ptr() for t in tensors), M, N, K, E)
     small = chosen >= SMALL
     launch = lib.mx_small_launch if small else lib.mx_big_launch
-    tail = (source, chosen - SMALL, OVERLAP | EVICT_FIRST) if small else (chosen, OVERLAP)
+    tail = (source, chosen - SMALL, OVERLAP) if small else (chosen, OVERLAP)
     index = device.index if device.index is not None else torch.cuda.current_device()
 
     def call() -> torch.Tensor:

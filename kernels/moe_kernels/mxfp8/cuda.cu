@@ -40,12 +40,10 @@ __device__ __forceinline__ void bar_wait(uint32_t bar, int parity) {
         "{\n.reg .pred p;\nW: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra D;\nbra W;\nD:\n}" ::"r"(bar), "r"(parity)
         : "memory");
 }
-// L2 eviction policies of TMA loads. Weights of small groups are read once, so they leave first and do not push others out.
-constexpr uint64_t kEvictNormal = 0x1000000000000000, kEvictFirst = 0x12F0000000000000;
-__device__ __forceinline__ void tma_load(uint32_t dst, const CUtensorMap* map, int x, int y, uint32_t bar, uint64_t policy) {
+__device__ __forceinline__ void tma_load(uint32_t dst, const CUtensorMap* map, int x, int y, uint32_t bar) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst),
-        "l"(map), "r"(x), "r"(y), "r"(bar), "l"(policy) : "memory");
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(dst), "l"(map),
+        "r"(x), "r"(y), "r"(bar) : "memory");
 }
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -247,7 +245,7 @@ struct SmallArgs {
     const uint8_t* w_exp;
     const int* ends;
     __nv_bfloat16* out;
-    int M, N, K, E, stages, evict_first;
+    int M, N, K, E, stages;
 };
 
 template <int NT, int SRC, bool FOLDED>
@@ -278,14 +276,13 @@ __global__ void __launch_bounds__(288, NT <= 32 ? 2 : 1) mx_small(const __grid_c
     int e = 0, stage = 0, phase = 0;
     if (warp == 8) {
         if (lane == 0) {
-            const uint64_t policy = p.evict_first ? kEvictFirst : kEvictNormal;
             for (int u = first; u < last; ++u) {
                 while (u >= sched.units[e + 1]) ++e;
                 const int n0 = (u - sched.units[e]) % n_tiles * 128;
                 for (int c = 0; c < chunks; ++c) {
                     bar_wait(empty + stage * 8, phase ^ 1);
                     bar_expect(full + stage * 8, STAGE);
-                    tma_load(ring + stage * STAGE, &map_w, c * kChunk, e * p.N + n0, full + stage * 8, policy);
+                    tma_load(ring + stage * STAGE, &map_w, c * kChunk, e * p.N + n0, full + stage * 8);
                     if (++stage == p.stages) stage = 0, phase ^= 1;
                 }
             }
@@ -379,7 +376,7 @@ struct BigArgs {
     const uint8_t* w_exp;
     const int* ends;
     __nv_bfloat16* out;
-    int M, N, K, E, evict_first;
+    int M, N, K, E;
 };
 
 // PROMOTE = 0 leaves all of K in the tensor core's short accumulator; p > 0 adds every 128 * p of K in FP32. SUB columns are
@@ -417,7 +414,6 @@ __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtenso
     if (wg == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0) {
-            const uint64_t policy = p.evict_first ? kEvictFirst : kEvictNormal;
             for (int u = blockIdx.x; u < total; u += gridDim.x) {
                 int row0, n0;
                 locate(u, row0, n0);
@@ -425,8 +421,8 @@ __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtenso
                     const uint32_t bar = full + stage * 8, a = ring + stage * STAGE;
                     bar_wait(empty + stage * 8, phase ^ 1);
                     bar_expect(bar, STAGE);
-                    tma_load(a + A_BYTES, &map_w, c * kChunk, e * p.N + n0, bar, policy);
-                    tma_load(a, &map_a, c * kChunk, row0, bar, kEvictNormal);
+                    tma_load(a + A_BYTES, &map_w, c * kChunk, e * p.N + n0, bar);
+                    tma_load(a, &map_a, c * kChunk, row0, bar);
                     if (++stage == STAGES) stage = 0, phase ^= 1;
                 }
             }
@@ -663,7 +659,7 @@ int mx_small_launch(const void* x, const void* xs, const void* w, const void* we
                     int columns, int flags, void* stream) {
     if (E > kMaxExperts) return -5;
     SmallArgs a{x, static_cast<const uint8_t*>(xs), static_cast<const uint8_t*>(we), static_cast<const int*>(ends), static_cast<__nv_bfloat16*>(out),
-                M, N, K, E, 0, (flags >> 1) & 1};
+                M, N, K, E, 0};
     CUtensorMap map;
     if (int rc = make_map(&map, w, static_cast<int64_t>(E) * N, K, 128)) return rc;
     const bool overlap = flags & 1;
@@ -689,7 +685,7 @@ int mx_big_launch(const void* a, const void* ae, const void* w, const void* we, 
                   int flags, void* stream) {
     if (E > kMaxExperts) return -5;
     const BigArgs args{static_cast<const uint8_t*>(ae), static_cast<const uint8_t*>(we), static_cast<const int*>(ends), static_cast<__nv_bfloat16*>(out),
-                       M, N, K, E, (flags >> 1) & 1};
+                       M, N, K, E};
     const bool overlap = flags & 1;
 #define BIG(ID, ...) \
     case ID: return run_big<__VA_ARGS__>(a, w, args, overlap, stream);
