@@ -38,7 +38,7 @@ test-gpu: setup
 	$(BIN)/python -m pytest -q -m gpu $(ARGS)
 
 lab: setup
-	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=. notebooks/tools/your_trace.ipynb $(ARGS)
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=. notebooks/tools/your_trace.ipynb $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
