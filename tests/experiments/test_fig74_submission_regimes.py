@@ -212,6 +212,14 @@ def test_another_capture_would_fail_its_claim(recorded, part, column, value, cla
 
 
 @needs_recording
+def test_one_slower_rowwise_process_fails_the_claim(recorded):
+    row = (pl.col("part") == "step") & (pl.col("variant") == "rowwise") & (pl.col("process") == 2)
+    slower = pl.when(row).then(pl.lit(1e4)).otherwise(pl.col("step_ms")).alias("step_ms")
+    other = dataclasses.replace(recorded, table=recorded.table.with_columns(slower))
+    assert sum("every process start" in c.claim and c.fails for c in other.checks) == 2
+
+
+@needs_recording
 def test_the_pinned_traces_say_what_the_table_says(recorded):
     for variant in ("synchronized", "rowwise"):
         rows = analyse(recorded.recording.file(f"trace_{variant}_8192.json.gz"), fig74.MICROBATCH)
