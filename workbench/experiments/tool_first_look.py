@@ -49,8 +49,8 @@ def measure(params: FirstLookParams, recorder: Any) -> None:
         warmup=3,
         repeats=params.repeats,
         order="variants interleaved within each repeat",
-        profiler=f"separate runs after the timing, {CAPTURES} per variant, interleaved; two unprofiled and two profiled "
-        "warm-up steps; the capture of median device span is kept, the spans of all are samples",
+        profiler=f"separate runs after the timing, {CAPTURES} per variant, interleaved; two unprofiled, two profiled "
+        "warm-up steps; the capture of median device span is kept, all spans are samples",
     )
     calls = {}
     for size, tokens in SIZES.items():
