@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 _TRITON = importlib.util.find_spec("triton") is not None
 
 
+@cache
 def interpreter_active() -> bool:
     """Whether Triton kernels run in its CPU interpreter (it must be set before the first kernel is imported)."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from moe_kernels._launch import compile_safe, next_power_of_two, on_device
+from moe_kernels._launch import cdiv, compile_safe, next_power_of_two, on_device
 
 ROUTES = 128
 CHUNK = 64
@@ -151,7 +151,7 @@ def route_map(
     ranks, num_experts = counts.shape
     local = num_experts // ranks
     routes = experts.numel()
-    blocks = triton.cdiv(routes, ROUTES)
+    blocks = cdiv(routes, ROUTES)
     workspace = torch.empty(num_experts * (blocks + 1), dtype=torch.int32, device=experts.device)
     base, histogram = workspace[:num_experts], workspace[num_experts:]
     cells = next_power_of_two(num_experts)

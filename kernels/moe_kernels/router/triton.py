@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from moe_kernels._launch import compile_safe, grid_size, next_power_of_two, on_device
+from moe_kernels._launch import cdiv, compile_safe, grid_size, next_power_of_two, on_device
 
 TILE = 2048
 BACKWARD_TILE = 4096
@@ -245,7 +245,7 @@ def _forward(
     weights, index, denominator, counts, share, lbl, z_loss = outputs
     block_t, block_e, _ = _shape(experts, top_k, TILE)
     per_group = tokens // groups
-    parts = min(triton.cdiv(per_group, block_t), max(1, grid_size(logits.device, PROGRAMS_PER_SM) // groups))
+    parts = min(cdiv(per_group, block_t), max(1, grid_size(logits.device, PROGRAMS_PER_SM) // groups))
     partial = logits.new_empty(groups * parts * (2 * experts + 1))
     probability, count, z = partial.split([groups * parts * experts, groups * parts * experts, groups * parts])
     count = count.view(torch.int32)
@@ -326,7 +326,7 @@ def _backward(
     top_k = index.shape[1]
     block_t, block_e, block_k = _shape(experts, top_k, BACKWARD_TILE)
     with on_device(logits):
-        _backward_kernel[(triton.cdiv(tokens, block_t),)](
+        _backward_kernel[(cdiv(tokens, block_t),)](
             logits,
             weights,
             index,

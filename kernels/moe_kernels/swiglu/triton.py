@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from moe_kernels._launch import compile_safe, grid_size, next_power_of_two, on_device
+from moe_kernels._launch import cdiv, compile_safe, grid_size, next_power_of_two, on_device
 
 PROGRAMS_PER_SM = 8
 TILE = 1024
@@ -63,7 +63,7 @@ def _swiglu(h: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
         return
     block_r, block_f = _blocks(F)
     with on_device(h):
-        grid = (min(triton.cdiv(rows, block_r) * triton.cdiv(F, block_f), grid_size(h.device, PROGRAMS_PER_SM)),)
+        grid = (min(cdiv(rows, block_r) * cdiv(F, block_f), grid_size(h.device, PROGRAMS_PER_SM)),)
         _forward_kernel[grid](h, out, offsets[-1:], rows, F=F, BLOCK_R=block_r, BLOCK_F=block_f, num_warps=4)
 
 
@@ -74,7 +74,7 @@ def _swiglu_backward(h: torch.Tensor, grad: torch.Tensor, offsets: torch.Tensor,
         return
     block_r, block_f = _blocks(F)
     with on_device(h):
-        grid = (min(triton.cdiv(rows, block_r) * triton.cdiv(F, block_f), grid_size(h.device, PROGRAMS_PER_SM)),)
+        grid = (min(cdiv(rows, block_r) * cdiv(F, block_f), grid_size(h.device, PROGRAMS_PER_SM)),)
         _backward_kernel[grid](h, grad, out, offsets[-1:], rows, F=F, BLOCK_R=block_r, BLOCK_F=block_f, num_warps=4)
 
 
