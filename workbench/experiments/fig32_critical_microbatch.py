@@ -342,11 +342,12 @@ def _draw_measured(result: Result) -> go.Figure:
     from workbench.plotting import COLOURS, INK, SERIES, figure
 
     p = result.params
-    fig = figure("Device time against submission time of one layer", rows=2, cols=3, height=680, shared_yaxes=True,
-                 vertical_spacing=0.1, horizontal_spacing=0.03,
-                 subplot_titles=[f"{n}, {q}" for q in PASSES for n in LAYERS])  # fmt: skip
+    fig = figure("Device time against submission time of one layer", rows=2, cols=3, height=720, shared_yaxes=True,
+                 vertical_spacing=0.14, horizontal_spacing=0.03,
+                 subplot_titles=[f"{n}<br>{q}" for q in PASSES for n in LAYERS])  # fmt: skip
+    fig.update_annotations(font={"size": 12})
     # Sub-plot titles would sit under the legend.
-    fig.update_layout(legend={"y": -0.15, "yanchor": "top"}, margin={"t": 90})
+    fig.update_layout(legend={"y": -0.15, "yanchor": "top"}, margin={"t": 110})
     style = {
         "eager": {"dash": "solid", "device": COLOURS["gpu_execute"], "submit": COLOURS["sync_wait"]},
         "replay": {"dash": "dash", "device": COLOURS["gpu_execute"], "submit": COLOURS["sync_wait"]},
@@ -380,7 +381,7 @@ def _draw_measured(result: Result) -> go.Figure:
     # A decade above the curves holds the panels' words.
     fig.update_xaxes(type="log", dtick=1)
     fig.update_yaxes(type="log", dtick=1, range=[math.log10(min(times)) - 0.2, math.log10(max(times)) + 1.0])
-    fig.update_xaxes(title="tokens per microbatch (log)", row=2)
+    fig.update_xaxes(title="tokens per microbatch (log)", row=2, col=2)
     fig.update_yaxes(title="time (ms, log)", col=1)
     return fig
 
@@ -391,7 +392,7 @@ def _mark_crossover(fig: go.Figure, c: dict[str, Any], where: Any, band: str, in
         fig.add_vrect(x0=c["tokens"][0], x1=begins, fillcolor=band, opacity=0.22, line_width=0, **where)
     text = f"crossover {_tokens(c['critical'], c)} tokens<br>idle > {IDLE:.0%} below {_tokens(begins, c)}"
     if c["tokens"][0] < c["critical"] <= c["tokens"][-1]:
-        fig.add_vline(x=c["critical"], line={"color": ink, "dash": "dot"}, **where)
+        fig.add_vline(x=c["critical"], line={"color": ink, "dash": "dot"}, layer="below", **where)
     if c["limit"]:
         text += f"<br>{c['limit']:,.0f} tokens fill the memory"
     fig.add_annotation(text=text, x=0.03, y=0.97, xref="x domain", yref="y domain", xanchor="left", yanchor="top",
