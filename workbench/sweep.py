@@ -116,7 +116,7 @@ def cluster(address: str | None, workers: int, gpus: int) -> Iterator[Any]:
         OSError: nothing answers at `address`.
     """
     # Read when distributed is first imported, here and in the workers.
-    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "error")
+    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "critical")
     import dask
     from distributed import Client, Nanny, Scheduler, SpecCluster
 

@@ -76,6 +76,8 @@ def sweep_command(
     bad = sum(r["status"] not in good for s in summaries for r in s["runs"])
     pages = ", ".join(str(folders[s["slug"]] / "index.html") for s in summaries[:3]) + ", …" * (len(summaries) > 3)
     typer.echo(f"{everything - bad} of {everything} points {'passed' if strict else 'finished'}; {pages}")
+    if any(r["status"] == "lost" for s in summaries for r in s["runs"]):
+        typer.echo("points were lost with the scheduler or with their workers: run the same command to go on", err=True)
     raise typer.Exit(int(bad > 0))
 
 
