@@ -84,6 +84,7 @@ def calls(
             for name, options in (
                 ("ours", {}),
                 ("ours_fast", {"accumulate": "fast"}),
+                ("ours_overlap", {"overlap": True}),
                 ("ours_no_overlap", {"overlap": False}),
             ):
                 add(

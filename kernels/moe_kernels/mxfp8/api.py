@@ -430,7 +430,7 @@ def grouped_gemm(
     rounding: str = "floor",
     impl: str | None = None,
     scratch: Folded | None = None,
-    overlap: bool = True,
+    overlap: bool | None = None,
     variant: int | None = None,
 ) -> torch.Tensor:
     """Return a @ w[e]^T for the rows of every group, [M, N].
@@ -456,7 +456,7 @@ def grouped_gemm(
             allocated when absent.
         overlap: let the CUDA kernel set itself up while the launch before it drains; it waits for that launch before
             it reads rows or weights. Only a kernel that writes `ends` and itself releases its successor early would
-            need False; none here does.
+            need False; none here does. By default only the small-M kernel overlaps (measured: NOTES.md).
         variant: CUDA kernel variant, for measurements.
 
     Raises:
@@ -513,6 +513,7 @@ def grouped_gemm(
     if N % 8:
         raise ValueError(f"impl='cuda' needs N to be a multiple of 8 (16-byte rows); got {N}")
     chosen = choose_variant(M, N, K, E, accumulate) if variant is None else variant
+    overlap = chosen >= SMALL if overlap is None else overlap
     if chosen >= SMALL:
         if raw and a.dtype is torch.float32:
             raise TypeError("impl='cuda' quantises bfloat16 rows; got float32")
@@ -569,13 +570,13 @@ def prepare(
     if raw and chosen < SMALL:
         if scratch is None:
             raise ValueError("BF16 rows take two launches at this size: give scratch to keep the quantised rows")
-        first = (a.data_ptr(), None, scratch[0].data_ptr(), scratch[1].data_ptr(), None, M, K, source, 1, RELEASE)
+        first = (a.data_ptr(), None, scratch[0].data_ptr(), scratch[1].data_ptr(), None, M, K, source, 1, 0)
         rows, scale = scratch
     tensors = (rows, scale, w[0], w[1], ends, out)
     head = (*(None if t is None else t.data_ptr() for t in tensors), M, N, K, E)
     small = chosen >= SMALL
     launch = lib.mx_small_launch if small else lib.mx_big_launch
-    tail = (source, chosen - SMALL, OVERLAP) if small else (chosen, OVERLAP)
+    tail = (source, chosen - SMALL, OVERLAP) if small else (chosen, 0)
     index = device.index if device.index is not None else torch.cuda.current_device()
 
     def call() -> torch.Tensor:
