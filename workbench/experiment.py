@@ -169,6 +169,11 @@ class Check:
     value: str | float | int | None = None
     known: str = ""
 
+    def __post_init__(self) -> None:
+        # NumPy's False is not False: an identity test would let a failed claim pass.
+        if self.holds is not None:
+            object.__setattr__(self, "holds", bool(self.holds))
+
     @property
     def fails(self) -> bool:
         """True where the claim does not hold and nobody knows why."""
@@ -176,7 +181,7 @@ class Check:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        plain = {"claim": self.claim, "holds": None if self.holds is None else bool(self.holds), "value": self.value}
+        plain = {"claim": self.claim, "holds": self.holds, "value": self.value}
         return plain | ({"known": self.known} if self.known else {})
 
 
