@@ -44,6 +44,21 @@ def test_one_rank_equals_the_plain_summary(source: Path, tmp_path: Path) -> None
     assert mine.waits == sum(w["blocking"] for w in report["waits"]) > 0
 
 
+def test_copies_follow_each_other_and_keep_their_own_launches(source: Path, tmp_path: Path) -> None:
+    from workbench.traces import read
+
+    (once,), (path,) = make_ranks([source], tmp_path / "1", 1), make_ranks([source], tmp_path / "3", 1, repeat=3)
+    one, three = read(once), read(path)
+    assert len(three.ops) == 3 * len(one.ops) and len(three.calls) == 3 * len(one.calls)
+    ids = lambda t: len(set(t.calls.correlation[t.calls.correlation > 0].tolist()))  # noqa: E731
+    assert ids(three) == 3 * ids(one)
+    lead = lambda t: (t.ops.start_ns - t.calls.start_ns[t.ops.launch])[t.ops.launch >= 0]  # noqa: E731
+    assert len(lead(three)) == 3 * len(lead(one))
+    assert lead(three).max() == pytest.approx(lead(one).max(), abs=1000) and lead(three).min() >= 0
+    (summary,) = analyse_folder(tmp_path / "3").ranks
+    assert [name for name, _, _ in summary.steps] == [f"ProfilerStep#{i}" for i in range(len(summary.steps))]
+
+
 def test_two_processes_say_what_one_says(ranks: Path) -> None:
     one, two = analyse_folder(ranks), analyse_folder(ranks, processes=2)
     measured = ("seconds", "reader_peak_bytes")
@@ -81,6 +96,8 @@ def test_equal_ranks_have_no_outlier_and_damaged_ones_are_not_compared() -> None
     equal = [RankSummary(str(i), i, busy_us=100.0 + i % 3) for i in range(9)]
     assert outlier_ranks(equal) == []
     assert outlier_ranks([*equal, RankSummary("x", 9, PARTIAL, busy_us=1.0)]) == []
+    spread = [RankSummary(str(i), i, busy_us=100.0 + 5 * i) for i in range(9)]
+    assert outlier_ranks(spread) == [], "ranks that differ evenly have no outlier"
     (row,) = outlier_ranks([*equal, RankSummary("x", 9, busy_us=150.0)])
     assert (row["rank"], row["quantity"], row["median"]) == (9, "busy_us", 101.0)
 
