@@ -12,7 +12,7 @@ from workbench.experiment import Check, Experiment, Params, Result, param
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-PROMOTED, FAST, EXACT = "folded, FP32 sum every 128 (ours)", "folded, tensor-core sum (ours)", "exact (ours)"
+PROMOTED, EXACT = "folded", "exact"
 FOLDING = "folding alone, FP64 product"
 BF16_OUTPUT = 2.0e-3
 """Rounding a result to BF16 alone gives a relative error of 1.7e-3; a mode below this line adds little to it."""
@@ -24,16 +24,19 @@ LAST = 50
 class AccuracyParams(Params):
     """Parameters of the error measurement and of the training runs."""
 
-    rows_M: int = param(1024, "rows of the error measurement", min=64, max=16384)
+    rows_M: int = param(512, "rows of the error measurement", min=64, max=16384)
     k: int = param(1536, "input width", min=128, max=8192)
-    n: int = param(512, "output width", min=64, max=8192)
+    n: int = param(256, "output width", min=64, max=8192)
     experts: int = param(8, "experts of the error measurement", min=1, max=64)
     steps: int = param(300, "training steps", min=0, max=5000)
     seeds: tuple[int, ...] = param((0, 1, 2), "seeds of the training runs")
 
 
 def measure(params: AccuracyParams, recorder: Any) -> list[dict[str, Any]]:
-    """Measure errors of every mode and train in both precisions from every seed, on this GPU."""
+    """Measure errors of every mode and train in both precisions from every seed.
+
+    Kernels run on a GPU; on the CPU the reference does, whose bytes the kernels write and whose sums are FP64.
+    """
     from workbench.measure.mxfp8_accuracy import errors, train
 
     recorder.set(
@@ -51,8 +54,8 @@ def measure(params: AccuracyParams, recorder: Any) -> list[dict[str, Any]]:
         top_k=2,
         shared_experts=0,
         capacity="dropless",
-        sequence_tokens=256,
-        global_batch_tokens=8192,
+        sequence_tokens=128,
+        global_batch_tokens=1024,
         mixers="causal attention, 4 heads",
         seeds=list(params.seeds),
         data="bytes of the Python standard library's sources",
@@ -61,11 +64,10 @@ def measure(params: AccuracyParams, recorder: Any) -> list[dict[str, Any]]:
         "precision",
         parameter="bfloat16",
         activation="bfloat16; expert products of MXFP8 runs in E4M3 forward and input gradient",
-        accumulation="FP32, added every 128 of K",
+        accumulation="FP32 added every 128 of K on a GPU, FP64 on the CPU",
         optimizer="bfloat16 AdamW states",
         cache="folded weights, renewed once a step",
     )
-    recorder.set("topology", nodes=1, gpus=1)
     for row in errors(params.rows_M, params.n, params.k, params.experts, seed=0):
         recorder.row(**row)
     for seed in params.seeds if params.steps else ():
@@ -92,7 +94,7 @@ def checks(result: Result) -> list[Check]:
     found = {(r["distribution"], r["mode"]): r for r in result.table.to_dicts() if r["kind"] == "error"}
     ordinary = sorted({d for d, _ in found} - {"adversarial"})
     out = []
-    for mode, claim in ((PROMOTED, "folded with FP32 sums"), (EXACT, "exact mode")):
+    for mode, claim in ((PROMOTED, "the folded product"), (EXACT, "exact mode")):
         worst = max((found[d, mode]["error_vs_mx"] for d in ordinary), default=None)
         out.append(
             Check(
@@ -196,5 +198,5 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
-    needs="one GPU of compute capability 9 (H100, H200)",
+    live_on_cpu=True,
 )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+PROMOTED, EXACT = "folded", "exact"
 DISTRIBUTIONS = ("gaussian", "swiglu", "outlier columns", "spread blocks", "adversarial")
 
 
@@ -44,7 +45,8 @@ def operands(name: str, M: int, N: int, K: int, E: int, generator: Any, device: 
 
 
 def modes(x: Any, w: Any, ends: Any) -> dict[str, Callable[[], Any]]:
-    """Return, by name, each way to multiply rows [M, K] and weights [E, N, K] on this GPU."""
+    """Return, by name, each way to multiply rows [M, K] and weights [E, N, K] on their device: kernels on a GPU,
+    the reference on the CPU."""
     import torch
     from moe_kernels import _compat, mxfp8
     from moe_kernels.mxfp8 import linear, reference
@@ -59,19 +61,25 @@ def modes(x: Any, w: Any, ends: Any) -> dict[str, Callable[[], Any]]:
             fx.payload, fw.payload.transpose(1, 2), sa, sw, offs=ends, out_dtype=torch.bfloat16, use_fast_accum=fast
         )
 
-    return {
+    found = {
         "folding alone, FP64 product": lambda: reference.grouped_gemm(
             reference.dequantize(*fx), reference.dequantize(*fw), ends
         ),
-        "folded, FP32 sum every 128 (ours)": lambda: mxfp8.grouped_gemm(fx, fw, ends),
-        "folded, tensor-core sum (ours)": lambda: mxfp8.grouped_gemm(fx, fw, ends, accumulate="fast", variant=3),
-        "one scale a row from the start (ours)": lambda: mxfp8.grouped_gemm(row, fw, ends),
-        "exact (ours)": lambda: mxfp8.grouped_gemm(mx, mw, ends),
-        "exact, FP32 output (ours)": lambda: mxfp8.grouped_gemm(mx, mw, ends, out_dtype=torch.float32),
-        "folded, torch fast": lambda: torch_fp8(True),
-        "folded, torch": lambda: torch_fp8(False),
-        "BF16, torch": lambda: _compat.torch_grouped_mm(x, w.transpose(1, 2), ends),
+        "one scale a row from the start, FP64 product": lambda: reference.grouped_gemm(
+            reference.dequantize(*row), reference.dequantize(*fw), ends
+        ),
+        PROMOTED: lambda: mxfp8.grouped_gemm(fx, fw, ends),
+        EXACT: lambda: mxfp8.grouped_gemm(mx, mw, ends),
+        "exact, FP32 output": lambda: mxfp8.grouped_gemm(mx, mw, ends, out_dtype=torch.float32),
+        "BF16 operands, torch": lambda: _compat.torch_grouped_mm(x, w.transpose(1, 2), ends),
     }
+    if x.device.type == "cuda":
+        found |= {
+            "folded, tensor-core sum": lambda: mxfp8.grouped_gemm(fx, fw, ends, accumulate="fast", variant=3),
+            "folded, torch fast": lambda: torch_fp8(True),
+            "folded, torch": lambda: torch_fp8(False),
+        }
+    return found
 
 
 def errors(M: int, N: int, K: int, E: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -80,7 +88,7 @@ def errors(M: int, N: int, K: int, E: int, seed: int) -> Iterator[dict[str, Any]
     from moe_kernels import mxfp8
     from moe_kernels.mxfp8 import linear, reference
 
-    device = torch.device("cuda")
+    device = torch.device(_device())
     ends = torch.arange(1, E + 1, device=device, dtype=torch.int32) * (M // E)
     for name in DISTRIBUTIONS:
         g = torch.Generator(device=device).manual_seed(seed)
@@ -103,6 +111,12 @@ def errors(M: int, N: int, K: int, E: int, seed: int) -> Iterator[dict[str, Any]
             }
 
 
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def corpus(limit_bytes: int = 8 << 20) -> bytes:
     """Return Python sources of the running interpreter's standard library, joined in name order."""
     root, out = Path(sysconfig.get_paths()["stdlib"]), bytearray()
@@ -120,12 +134,12 @@ def train(
     *,
     steps: int,
     layers: int = 2,
-    width: int = 256,
-    expert_width: int = 512,
+    width: int = 128,
+    expert_width: int = 256,
     experts: int = 8,
     top_k: int = 2,
-    sequence: int = 256,
-    batch: int = 32,
+    sequence: int = 128,
+    batch: int = 8,
     learning_rate: float = 1e-3,
 ) -> list[float]:
     """Train a small routed byte-level model and return the loss of every step; `precision` is "bf16" or "mxfp8"
@@ -138,11 +152,12 @@ def train(
     if precision not in ("bf16", "mxfp8"):
         raise ValueError(f"precision must be 'bf16' or 'mxfp8'; got {precision!r}")
     torch.manual_seed(seed)
+    device = _device()
 
     class Bf16Linear(nn.Module):
         def __init__(self, count: int, inner: int, outer: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.empty(count, outer, inner, device="cuda", dtype=torch.bfloat16))
+            self.weight = nn.Parameter(torch.empty(count, outer, inner, device=device, dtype=torch.bfloat16))
             nn.init.normal_(self.weight, std=inner**-0.5)
 
         def forward(self, x: Any, ends: Any) -> Any:
@@ -152,7 +167,7 @@ def train(
         return (
             Bf16Linear(experts, inner, outer)
             if precision == "bf16"
-            else mxfp8.GroupedLinear(experts, inner, outer, device="cuda")
+            else mxfp8.GroupedLinear(experts, inner, outer, device=device)
         )
 
     class Block(nn.Module):
@@ -190,16 +205,16 @@ def train(
                 x = block(x)
             return self.head(self.norm(x))
 
-    model = Model().to("cuda", torch.bfloat16)
-    data = torch.frombuffer(bytearray(corpus()), dtype=torch.uint8).long().cuda()
+    model = Model().to(device, torch.bfloat16)
+    data = torch.frombuffer(bytearray(corpus()), dtype=torch.uint8).long().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     draw = torch.Generator().manual_seed(seed)
     losses = []
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * min(1.0, (step + 1) / 20)
-        at = torch.randint(0, len(data) - sequence - 1, (batch,), generator=draw).cuda()
-        window = data[at.unsqueeze(1) + torch.arange(sequence + 1, device="cuda")]
+        at = torch.randint(0, len(data) - sequence - 1, (batch,), generator=draw).to(device)
+        window = data[at.unsqueeze(1) + torch.arange(sequence + 1, device=device)]
         loss = F.cross_entropy(model(window[:, :-1]).float().flatten(0, 1), window[:, 1:].flatten())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
