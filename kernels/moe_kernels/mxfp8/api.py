@@ -455,8 +455,7 @@ def grouped_gemm(
         scratch: where rows that a launch of their own folds or quantises are kept (payload [M, K], row_scale [M]);
             allocated when absent.
         overlap: let the CUDA kernel set itself up while the launch before it drains; it waits for that launch before
-            it reads rows or weights. Only a kernel that writes `ends` and itself releases its successor early would
-            need False; none here does. By default only the small-M kernel overlaps (measured: NOTES.md).
+            it reads anything. By default only the small-M kernel overlaps (measured: NOTES.md).
         variant: CUDA kernel variant, for measurements.
 
     Raises:

@@ -4,9 +4,8 @@
 //   mx_small  weights are the 64-row MMA operand, tokens its NT columns; tokens are folded or quantised in the prologue,
 //             while the weight pipeline is already filling
 //   mx_big    persistent, 128 x BN tiles, one producer warp and two consumer warpgroups
-// Programmatic launch: every kernel waits for the grid before it and only then releases the next one, so whatever came before a
-// kernel's predecessor is complete when it starts. Group ends may therefore be read before the wait; no kernel here that releases
-// its successor early writes them.
+// Programmatic launch: every kernel waits for the grid before it, only then reads device memory and releases the next one. A
+// predecessor that never releases lets this grid start when its blocks have ended, which is before its writes are visible.
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -261,15 +260,15 @@ __global__ void __launch_bounds__(288, NT <= 32 ? 2 : 1) mx_small(const __grid_c
     constexpr int STAGE = 128 * kChunk;
 
     const int n_tiles = (p.N + 127) / 128;
-    if (warp == 0) build_schedule(sched, p.ends, p.E, p.M, NT, n_tiles, lane);
     if (threadIdx.x == 32) {
         prefetch_map(&map_w);
         for (int s = 0; s < p.stages; ++s) bar_init(full + s * 8, 1), bar_init(empty + s * 8, 8);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    __syncthreads();
     wait_previous_grid();
     release_next_grid();
+    if (warp == 0) build_schedule(sched, p.ends, p.E, p.M, NT, n_tiles, lane);
+    __syncthreads();
 
     const int64_t total = sched.units[p.E];
     const int first = static_cast<int>(total * blockIdx.x / gridDim.x), last = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
@@ -393,15 +392,15 @@ __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtenso
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, wg = warp >> 2;
     const int n_tiles = (p.N + BN - 1) / BN;
 
-    if (warp == 0) build_schedule(sched, p.ends, p.E, p.M, 128, n_tiles, lane);
     if (threadIdx.x == 32) {
         prefetch_map(&map_a), prefetch_map(&map_w);
         for (int s = 0; s < STAGES; ++s) bar_init(full + s * 8, 1), bar_init(empty + s * 8, 8);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    __syncthreads();
     wait_previous_grid();
     release_next_grid();
+    if (warp == 0) build_schedule(sched, p.ends, p.E, p.M, 128, n_tiles, lane);
+    __syncthreads();
 
     const int chunks = (p.K + kChunk - 1) / kChunk, total = sched.units[p.E];
     int e = 0, stage = 0, phase = 0;
