@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -273,3 +274,32 @@ def test_the_explorer_reads_a_folder_and_computes_its_example(tmp_path: Path) ->
     assert read.source == "recorded" and read.badge == "sweep of s, 2 runs: recorded on X"
     assert [c.holds for c in read.checks] == [True, False]
     assert read.with_params(y="v").figure().data
+
+
+def test_a_killed_driver_takes_its_local_cluster_with_it(
+    fault_loop: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = fault_loop.Stage(tmp_path, points=6)
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setenv(fault_loop.MARK, stage.mark)
+    command = [c for c in stage.commands()["driver"] if c not in ("--scheduler", stage.address)]
+    driver = subprocess.Popen([*command, "--workers", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 60
+    while not stage.finished_runs() and time.monotonic() < end:
+        time.sleep(0.05)
+    before = stage.finished_runs()
+    driver.kill()
+    driver.wait()
+    end = time.monotonic() + 10
+    while (left := stage.left()) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert before and not left
+    assert len(before) < 6, "the driver was too quick for this test"
+    done = subprocess.run([*command, "--workers", "2"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"6 points, {6 - len(before)} to run" in done.stdout
+    after = stage.finished_runs()
+    assert len(after) == 6 and all(after[k] == v for k, v in before.items())
+    assert not list(scratch.glob("workbench-dask-*")) and not list((stage.out / "runs").glob(".*"))
