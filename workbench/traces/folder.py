@@ -24,7 +24,6 @@ OK, PARTIAL, FAILED = "ok", "partial", "failed"
 LOSSES = ("damaged_events", "damaged_bytes", "truncated_file", "dropped_records")
 COMPARED = ("step_us", "busy_us", "idle_us", "wait_us", "exposed_us")
 OUTLIER_DEVIATIONS, OUTLIER_SHARE = 5.0, 0.05
-FILES_PER_PROCESS = 64
 _RANK = re.compile(r"rank[-_]?(\d+)", re.I)
 
 
@@ -262,9 +261,8 @@ def _through_dask(paths: list[str], client: Any, window: str | None) -> Iterator
 
 
 def _pool(processes: int) -> ProcessPoolExecutor:
-    # A fresh process now and then gives back what the allocator keeps; forked children would inherit open threads.
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=FILES_PER_PROCESS)
+    # Forked children would inherit the locks of a notebook's threads.
+    return ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
 
 
 def _summed(parts_ns: Sequence[dict[str, int]]) -> dict[str, float]:
