@@ -174,8 +174,13 @@ def draw(result: Result) -> go.Figure:
                 customdata=[r["restarts"] for r in rows],
                 hovertemplate="%{x} tokens a rank: %{y:.2f} ms, %{customdata} starts", row=1, col=column,
             )  # fmt: skip
-        fig.update_xaxes(type="log", title="tokens per rank microbatch", row=1, col=column)
+        sizes = sorted({r["tokens"] for r in table})
+        fig.update_xaxes(
+            type="log", title="tokens per rank microbatch", tickvals=sizes, tickformat="d", minor={}, row=1, col=column
+        )
         fig.update_yaxes(type="log", title="slowest rank (ms)", row=1, col=column)
+    # Above the panels, where the template puts it, the legend would cover their titles.
+    fig.update_layout(legend={"orientation": "h", "x": 0, "y": -0.3, "yanchor": "top"}, margin={"b": 110})
     return fig
 
 

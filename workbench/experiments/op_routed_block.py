@@ -217,8 +217,13 @@ def draw(result: Result) -> go.Figure:
                 hovertemplate="%{x} tokens: %{y:.2f} ms<br>%{customdata[0]} host waits, %{customdata[1]} launches",
                 row=1, col=column,
             )  # fmt: skip
-        fig.update_xaxes(type="log", title="tokens per microbatch", row=1, col=column)
+        sizes = sorted({r["tokens"] for r in table if r["level"] == level})
+        fig.update_xaxes(
+            type="log", title="tokens per microbatch", tickvals=sizes, tickformat="d", minor={}, row=1, col=column
+        )
         fig.update_yaxes(type="log", title="time per call (ms)", row=1, col=column)
+    # Above the panels, where the template puts it, the legend would cover their titles.
+    fig.update_layout(legend={"orientation": "h", "x": 0, "y": -0.3, "yanchor": "top"}, margin={"b": 110})
     return fig
 
 
