@@ -9,6 +9,7 @@ import pytest
 import torch
 from moe_kernels import mxfp8
 from moe_kernels.mxfp8 import api, blackwell, linear, reference
+from moe_kernels.mxfp8 import rows as row_ops
 
 # Rounding the FP64 result to BF16 costs at most 2^-9 of each element; FP32 sums over K <= 512 add a few 2^-24 of the
 # magnitudes.
@@ -18,7 +19,7 @@ FP32_ERROR = 1e-6
 
 def impls(device: torch.device) -> list[str]:
     found = ["triton", "reference"]
-    if device.type == "cuda" and api._cuda_ready(device.index or 0):
+    if device.type == "cuda" and row_ops.cuda_ready(device.index or 0):
         found.append("cuda")
     return found
 
@@ -279,7 +280,7 @@ GPU = torch.device("cuda")
 
 @pytest.fixture
 def cuda_kernels() -> None:
-    if not api._cuda_ready(0):
+    if not row_ops.cuda_ready(0):
         pytest.skip("the CUDA kernels need compute capability 9 and nvcc")
 
 

@@ -1,17 +1,8 @@
 """MXFP8 (E4M3 in blocks of 32 with E8M0 scales) for expert operations."""
 
-from moe_kernels.mxfp8.api import (
-    MX,
-    Folded,
-    dequantize,
-    dispatch_quantize,
-    fold,
-    grouped_gemm,
-    prepare,
-    quantize,
-    swiglu_quantize,
-)
+from moe_kernels.mxfp8.api import grouped_gemm, prepare
 from moe_kernels.mxfp8.linear import GroupedLinear, QuantizedWeight, grouped_linear
+from moe_kernels.mxfp8.rows import MX, Folded, dequantize, dispatch_quantize, fold, quantize, swiglu_quantize
 
 __all__ = [
     "MX",

@@ -1,13 +1,13 @@
-"""Block-scaled MXFP8 in hardware (compute capability 10) through torch's scaled grouped GEMM. Written from the
-documentation and NOT RUN:
-no such GPU was at hand. The layout of the scales is tested on the CPU.
+"""Block-scaled MXFP8 in hardware (compute capability 10) through torch's scaled grouped GEMM.
+
+Written from the documentation and NOT RUN: no such GPU was at hand. The layout of the scales is tested on the CPU.
 """
 
 from __future__ import annotations
 
 import torch
 
-from moe_kernels.mxfp8.api import MX
+from moe_kernels.mxfp8.rows import MX
 
 
 def available(device: torch.device | None = None) -> bool:

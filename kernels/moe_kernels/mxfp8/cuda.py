@@ -1,5 +1,4 @@
-"""Loads the sm_90a kernels of `cuda.cu`: compiled once per source text with nvcc, called through ctypes without
-torch glue."""
+"""Loads the sm_90a kernels of `cuda.cu`: compiled once per source text with nvcc, called through ctypes."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ import torch
 
 from moe_kernels import _compat
 from moe_kernels.mxfp8 import reference
-from moe_kernels.mxfp8.api import MX, Folded, fold, grouped_gemm, quantize
+from moe_kernels.mxfp8.api import grouped_gemm
+from moe_kernels.mxfp8.rows import MX, Folded, quantize
 
 
 class QuantizedWeight:
@@ -75,7 +76,7 @@ def grouped_linear(
         ends: cumulative group ends [E], int32.
         cache: folded copies of `weight`; quantised here when not given.
         rounding: "floor" or "rceil".
-        impl: see `moe_kernels.mxfp8.api`.
+        impl: see `moe_kernels.mxfp8.rows`.
     """
     return _GroupedLinear.apply(x, weight, ends, cache or QuantizedWeight(weight, rounding, impl), rounding, impl)  # type: ignore[return-value]
 
@@ -84,8 +85,7 @@ class GroupedLinear(torch.nn.Module):
     """E linear maps K -> N on grouped rows in MXFP8. The weights are quantised once per optimizer step.
 
     The copies are renewed at the first forward after the weight changed in place (its version counter tells, without
-    a device wait);
-    `refresh` renews them at once.
+    a device wait); `refresh` renews them at once.
     """
 
     def __init__(
@@ -130,4 +130,4 @@ def exact_operand(x: torch.Tensor, rounding: str = "floor", impl: str | None = N
     return MX(payload.view(x.shape), scales.view(*x.shape[:-1], -1))
 
 
-__all__ = ["GroupedLinear", "QuantizedWeight", "exact_operand", "fold", "grouped_linear", "weight_gradient"]
+__all__ = ["GroupedLinear", "QuantizedWeight", "exact_operand", "grouped_linear", "weight_gradient"]

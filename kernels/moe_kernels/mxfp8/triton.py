@@ -1,5 +1,4 @@
-"""Portable MXFP8 kernels: rows (quantise, fold, SwiGLU first, scatter to peers) and the grouped GEMM (folded and
-exact).
+"""Portable MXFP8 kernels: rows (quantise, fold, SwiGLU first, scatter to peers), grouped GEMM (folded, exact).
 
 E4M3 is coded and decoded in integers, so bytes are the same on every GPU and in Triton's CPU interpreter.
 """
