@@ -18,7 +18,7 @@ from workbench.measure.ranks import LIMIT_STATUS, PROGRAMS, Job
 
 PROGRAM_OF = {
     "op_routed_block": "routed_block",
-    "op_multi_gpu": "routed_block",
+    "op_expert_parallel": "routed_block",
     "fig74_submission_regimes": "regimes",
 }
 _ENVIRONMENT = {

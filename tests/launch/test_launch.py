@@ -18,7 +18,9 @@ import psutil
 import pytest
 
 pytest.importorskip("torch")
-from workbench.launch import check, describe, program_of
+from workbench.cli.launch import parse_tokens
+from workbench.experiment import load
+from workbench.launch import PROGRAM_OF, check, describe, program_of
 from workbench.measure.ranks import Job
 
 MARK = "WORKBENCH_LAUNCH_TEST"
@@ -153,6 +155,9 @@ def test_what_cannot_run_is_refused() -> None:
         check(Job(out="x", backend="nccl"), 99)
     with pytest.raises(ValueError, match="expected nccl or gloo, got 'mpi'"):
         check(Job(out="x", backend="mpi"), 2)
+    with pytest.raises(ValueError, match="expected whole numbers"):
+        parse_tokens("8,x")
+    assert parse_tokens("8,16") == (8, 16) and all(program_of(s) for s in PROGRAM_OF if load(s))
     with pytest.raises(ValueError, match="'fig29_running_dry' does not run on several ranks"):
         program_of("fig29_running_dry")
 

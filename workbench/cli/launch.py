@@ -12,7 +12,7 @@ app = typer.Typer()
 
 @app.command("launch")
 def launch_command(
-    slug: Annotated[str, typer.Argument(help="op_routed_block or fig74_submission_regimes.")],
+    slug: Annotated[str, typer.Argument(help="op_routed_block, op_expert_parallel or fig74_submission_regimes.")],
     nproc: Annotated[int, typer.Option("--nproc", min=1, help="Ranks on this machine.")] = 2,
     backend: Annotated[
         str | None, typer.Option(help="nccl (a GPU per rank, NVSHMEM) or gloo (CPU); default: by the GPUs there are.")
@@ -36,7 +36,7 @@ def launch_command(
     try:
         chosen = backend or default_backend(nproc)
         cuda = chosen == "nccl"
-        given = tuple(int(t) for t in tokens.split(",")) if tokens else ((4096,) if cuda else (32,))
+        given = parse_tokens(tokens) if tokens else ((4096,) if cuda else (32,))
         job = Job(
             out=str(out),
             program=program_of(slug),
@@ -56,6 +56,18 @@ def launch_command(
         typer.echo(f"workbench launch: {error}", err=True)
         raise typer.Exit(1) from None
     raise typer.Exit(int(not show(rows, out)))
+
+
+def parse_tokens(text: str) -> tuple[int, ...]:
+    """Read ``4096`` or ``4096,4000``.
+
+    Raises:
+        ValueError: not whole numbers.
+    """
+    try:
+        return tuple(int(t) for t in text.split(","))
+    except ValueError:
+        raise ValueError(f"--tokens {text!r}: expected whole numbers, e.g. 4096 or 4096,4000") from None
 
 
 def show(rows: list[dict[str, Any]], out: Path) -> bool:
