@@ -155,7 +155,7 @@ def draw(result: Result) -> go.Figure:
         part = [r for r in errors if r["distribution"] == name]
         fig.add_trace(
             go.Scatter(
-                x=[r["mode"] for r in part],
+                x=[r["mode"].replace(", ", ",<br>").replace(" from", "<br>from") for r in part],
                 y=[r["error_vs_mx"] for r in part],
                 name=name,
                 mode="markers",
@@ -183,6 +183,8 @@ def draw(result: Result) -> go.Figure:
     fig.update_yaxes(type="log", title="relative error (log)", exponentformat="power", row=1, col=1)
     fig.update_yaxes(type="log", title="nats a byte (log)", row=2, col=1)
     fig.update_xaxes(title="step", row=2, col=1)
+    fig.update_xaxes(tickangle=0, row=1, col=1)
+    fig.update_layout(margin={"t": 150}, legend={"y": 1.05})
     return fig
 
 
@@ -198,5 +200,6 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    recording="2026-11-29_cpu_6235631",
     live_on_cpu=True,
 )
