@@ -128,7 +128,8 @@ class Recording:
         """Device, date and commit, for badges."""
         env, prov = self.record.get("environment", {}), self.record.get("provenance", {})
         commit = str(prov.get("commit") or "unknown")[:7] + ("+changes" if prov.get("dirty") else "")
-        return f"{env.get('gpu') or 'CPU'}, {prov.get('date', '')[:10]}, commit {commit}"
+        told = ", written afterwards from a run's log" if self.record.get("protocol", {}).get("transcribed") else ""
+        return f"{env.get('gpu') or 'CPU'}, {prov.get('date', '')[:10]}, commit {commit}{told}"
 
     def rows(self) -> Any:
         """Return the table as a polars DataFrame."""
