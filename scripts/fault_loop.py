@@ -35,7 +35,7 @@ CELLS = (
     (
         "import os, time\n"
         "handle = os.open(os.path.join(place, 'ledger.txt'), os.O_WRONLY | os.O_APPEND | os.O_CREAT)\n"
-        "os.write(handle, f'start {point}\\n'.encode())\n"
+        "os.write(handle, f'start {point} {time.time()}\\n'.encode())\n"
         "time.sleep(seconds)",
         [],
     ),
@@ -202,6 +202,11 @@ def counts(stage: Stage, killed: collections.Counter, changed: set[str], left: l
     ledger = stage.ledger.read_text().split("\n") if stage.ledger.is_file() else []
     in_results = collections.Counter(r["params"]["point"] for r in runs if r["status"] == "passed")
     right = sum(r.get("rows") == [{"square": r["params"]["point"] ** 2}] for r in runs)
+    finished_at = {
+        json.loads(p.read_text())["params"]["point"]: p.stat().st_mtime
+        for p in (stage.out / "runs").glob("[!.]*/outcome.json")
+    }
+    starts = [line.split() for line in ledger if line.startswith("start")]
     folders = list((stage.out / "runs").iterdir()) if (stage.out / "runs").is_dir() else []
     found = {
         "points": stage.points,
@@ -213,13 +218,21 @@ def counts(stage: Stage, killed: collections.Counter, changed: set[str], left: l
         "run_folders": sum(not f.name.startswith(".") for f in folders),
         "temporary_folders_left": sum(f.name.startswith(".") for f in folders),
         "finished_runs_lost_or_replaced": len(changed),
-        "executions_started": sum(line.startswith("start") for line in ledger),
+        "executions_started": len(starts),
+        "executions_started_after_the_run_was_finished": sum(
+            float(at) > finished_at.get(int(point), float("inf")) for _, point, at in starts
+        ),
         "executions_ended": sum(line.startswith("end") for line in ledger),
         "processes_left": len(left),
         "seconds": round(seconds, 1),
     }
     everything = {"once_in_results", "right_rows", "run_folders"}
-    nothing = {"temporary_folders_left", "finished_runs_lost_or_replaced", "processes_left"}
+    nothing = {
+        "temporary_folders_left",
+        "finished_runs_lost_or_replaced",
+        "executions_started_after_the_run_was_finished",
+        "processes_left",
+    }
     found["holds"] = (
         stage.done and all(found[k] == stage.points for k in everything) and not any(found[k] for k in nothing)
     )

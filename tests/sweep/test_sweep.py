@@ -227,7 +227,8 @@ def test_a_sweep_from_the_command_line(fault_loop: ModuleType, tmp_path: Path) -
     first = run("1,2,2")
     assert first.exit_code == 0, first.output
     assert "2 points, 2 to run" in first.output and "dashboard http://127.0.0.1" in first.output
-    assert sorted(ledger.read_text().split("\n"))[1:] == ["end 1", "end 2", "start 1", "start 2"]
+    noted = sorted(line.split()[:2] for line in ledger.read_text().splitlines())
+    assert noted == [["end", "1"], ["end", "2"], ["start", "1"], ["start", "2"]]
     again = run("1,2")
     assert again.exit_code == 0 and "2 points, 0 to run" in again.output
     assert len(ledger.read_text().splitlines()) == 4
