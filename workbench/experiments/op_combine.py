@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from workbench.experiment import Check, Experiment, Result
@@ -69,9 +70,18 @@ def measure(params: OpSheetParams, recorder: Any) -> list[dict[str, Any]]:
     return measure_sheet(cases, params, recorder)
 
 
+BACKWARD = (
+    "two passes: all loads of a program drain before its stores begin; one pass reached 92 % into another buffer, but "
+    "29 % in place, where a store overtakes the load of its line"
+)
+
+
 def checks(result: Result) -> list[Check]:
     """At least 85 % of the copy bandwidth."""
-    return bandwidth_checks(result, impl="triton")
+    return [
+        dataclasses.replace(c, known=BACKWARD) if c.fails and "backward" in c.claim else c
+        for c in bandwidth_checks(result, impl="triton")
+    ]
 
 
 def draw(result: Result) -> go.Figure:
@@ -90,5 +100,5 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
-    recording=None,
+    recording="2026-11-29_h200_5b112d1",
 )

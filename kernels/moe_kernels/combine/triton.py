@@ -11,7 +11,8 @@ from moe_kernels.peers import PeerTable
 
 BLOCK_D = 1024
 BACKWARD_TILE = 8192
-BITS = {2: tl.int16, 4: tl.int32, 8: tl.int64}
+BACKWARD_WARPS = 4
+WARPS = 4
 
 
 @triton.jit
@@ -59,7 +60,6 @@ def _combine_backward_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
     ALIGNED: tl.constexpr,
-    BITS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK_K)
@@ -76,19 +76,21 @@ def _combine_backward_kernel(
     y_row = y_base + row.to(tl.int64) * D
     g_row = g_base + row.to(tl.int64) * D
     dot = tl.zeros([BLOCK_K, BLOCK_D], dtype=tl.float32)
-    # 0 for every row that is stored, which the compiler cannot know: it ties each store to the load of its element.
-    # In place, a store that overtakes the load of its line in the memory pipeline makes the kernel three times slower.
-    zero = (row >> 31).to(BITS)
     for start in tl.static_range(0, D, BLOCK_D):
         c = start + tl.arange(0, BLOCK_D)
         mask = kept[:, None] & (c < D)[None, :]
         grad = tl.load(grad_ptr + token * D + c, mask=c < D, other=0.0).to(tl.float32)
-        y = tl.load(y_row[:, None] + c[None, :], mask=mask, other=0.0)
-        dot += tl.where(mask, y.to(tl.float32) * grad[None, :], 0.0)
-        out = (grad[None, :] * weight[:, None]).to(grad_ptr.dtype.element_ty)
-        tied = out.to(BITS, bitcast=True) | (y.to(BITS, bitcast=True) & zero[:, None])
-        tl.store(g_row[:, None] + c[None, :], tied.to(grad_ptr.dtype.element_ty, bitcast=True), mask=mask)
+        y = tl.load(y_row[:, None] + c[None, :], mask=mask, other=0.0).to(tl.float32)
+        dot += tl.where(mask, y * grad[None, :], 0.0)
+    # The sum needs every y, so the stores below cannot meet a load of the same line in flight: in place that was
+    # three times slower.
     tl.store(d_weight_ptr + at, tl.sum(dot, axis=1), mask=k < K)
+    for start in tl.static_range(0, D, BLOCK_D):
+        c = start + tl.arange(0, BLOCK_D)
+        mask = kept[:, None] & (c < D)[None, :]
+        grad = tl.load(grad_ptr + token * D + c, mask=c < D, other=0.0).to(tl.float32)
+        out = (grad[None, :] * weight[:, None]).to(grad_ptr.dtype.element_ty)
+        tl.store(g_row[:, None] + c[None, :], out, mask=mask)
 
 
 @compile_boundary
@@ -147,8 +149,7 @@ def _combine_backward(
             BLOCK_K=block_k,
             BLOCK_D=min(max(64, BACKWARD_TILE // block_k), next_power_of_two(width)),
             ALIGNED=width * grad.element_size() % 16 == 0,
-            BITS=BITS[grad.element_size()],
-            num_warps=4,
+            num_warps=BACKWARD_WARPS,
         )
 
 
