@@ -266,3 +266,15 @@ def test_command(copy, monkeypatch, broken, code):
     as_json = CliRunner().invoke(app, ["check", "--json", "--root", str(copy.parent.parent)])
     assert bool(json.loads(as_json.output)[f"tab48_submission_tax/{copy.name}"]) == broken
     assert CliRunner().invoke(app, ["check", "--root", str(copy / "absent")]).exit_code == 2
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b"{}", b'{"provenance": null}', None])
+def test_a_pinned_recording_that_cannot_be_read_is_a_line_not_an_exception(copy, monkeypatch, content):
+    if content is None:
+        (copy / "record.json").unlink()
+    else:
+        (copy / "record.json").write_bytes(content)
+    monkeypatch.setattr("workbench.experiment.slugs", lambda: [copy.parent.name])
+    monkeypatch.setattr("workbench.experiment.load", lambda slug: types.SimpleNamespace(recording=copy.name))
+    found = check_all(copy.parent.parent)
+    assert found == {f"{copy.parent.name}/{copy.name}": check_recording(copy)} and all(found.values())

@@ -439,6 +439,38 @@ def test_no_gpu_and_dropped_events_cannot_be_told(tmp_path):
     assert found.exit_code == 2 and "truncated_file" in found.reasons[0]
 
 
+HEALTHY = [launch(0, 5 * K, 1), kernel(8 * K, 9 * K, 1), launch(9 * K, 10 * K, 2), kernel(11 * K, 12 * K, 2)]
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [
+        (kernel(15 * K, 13 * K, 3), "negative_duration 1"),
+        ({k: v for k, v in kernel(13 * K, 14 * K, 3).items() if k != "ts"}, "unusable_time 1"),
+        (kernel(13 * K, 14 * K, 2, stream=2**70), "out_of_range_ids 1"),
+        (call("cudaStreamSynchronize", 13 * K, 14 * K, 3) | {"ph": "B"}, "begin_end_events 1"),
+    ],
+)
+def test_a_hole_in_the_data_cannot_be_told(tmp_path, extra, reason):
+    assert verify_trace(look(tmp_path, HEALTHY)).exit_code == 0
+    found = verify_trace(look(tmp_path, [*HEALTHY, extra]))
+    assert found.exit_code == 2 and any(reason in r for r in found.reasons), found
+
+
+def test_begin_and_end_of_other_categories_leave_no_hole(tmp_path):
+    other = event("my_library", "span", 0, 5 * K) | {"ph": "B"}
+    assert verify_trace(look(tmp_path, [*HEALTHY, other])).exit_code == 0
+
+
+def test_a_window_without_device_operations_cannot_be_told(tmp_path):
+    a = look(tmp_path, HEALTHY)
+    assert verify_trace(a, window=(8 * K, 12 * K)).exit_code == 0
+    found = verify_trace(a, window=(12 * K, 50 * K))
+    assert found.exit_code == 2 and "holds no device operations" in found.reasons[0]
+    with pytest.raises(TraceError, match=r"below 2\^63"):
+        parse_window(a.trace, f"0:{2**63}")
+
+
 def test_a_blocking_wait_decides_even_where_data_are_incomplete(tmp_path):
     path = write(tmp_path, item("Pageable"))
     path.write_text(path.read_text()[:-40])

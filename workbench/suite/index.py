@@ -6,7 +6,7 @@ BEGIN, END = "<!-- notebook-index:begin -->", "<!-- notebook-index:end -->"
 
 HEADINGS = {
     "s08_sync_free": "Synchronization-free training (report, Section 8)",
-    "appendix_b": "Timing and checking kernels (report, Appendix B)",
+    "appendix_b": "Configurations, runs and metrics (report, Appendix B)",
     "tools": "Tools for your own traces and machines",
 }
 
