@@ -166,16 +166,13 @@ def gemm_tiles(rows_per_group: int, interpreted: bool, wide: bool) -> tuple[int,
     return 128, 256, 64, 8, 3
 
 
-def wgrad_tiles(rows_per_group: int, interpreted: bool, wide: bool) -> tuple[int, int, int, int, int, int]:
-    """Return BLOCK_M (of K), BLOCK_N, BLOCK_R (rows a step), num_warps, num_stages, programs per multiprocessor."""
+def wgrad_tiles(interpreted: bool, wide: bool) -> tuple[int, int, int, int, int]:
+    """Return BLOCK_M (of K), BLOCK_N, BLOCK_R (rows a step), num_warps, num_stages."""
     if interpreted:
-        return 32, 32, 16, 4, 1, 1
+        return 32, 32, 16, 4, 1
     if wide:
-        return 64, 64, 32, 4, 2, 2
-    if rows_per_group <= 64:
-        # Few rows: writing [K, N] decides, so several small programs keep stores in flight.
-        return 128, 128, 32, 4, 2, 4
-    return 128, 256, 64, 8, 3, 1
+        return 64, 64, 32, 4, 2
+    return 128, 256, 64, 8, 3
 
 
 def _tma_ready(*tensors: torch.Tensor) -> bool:
@@ -236,10 +233,10 @@ def _grouped_gemm_wgrad(a: torch.Tensor, grad: torch.Tensor, offsets: torch.Tens
     if out.numel() == 0:
         return
     cast = _compat.interpreter_active()
-    bm, bn, br, warps, stages, per_sm = wgrad_tiles(a.shape[0] // groups, cast, a.dtype is torch.float32)
+    bm, bn, br, warps, stages = wgrad_tiles(cast, a.dtype is torch.float32)
     tma = _tma_ready(a, grad)
     with on_device(a):
-        _wgrad_kernel[(grid_size(a.device, per_sm),)](
+        _wgrad_kernel[(grid_size(a.device),)](
             _descriptor(a, [br, bm]) if tma else a,
             _descriptor(grad, [br, bn]) if tma else grad,
             a,

@@ -10,7 +10,7 @@ from moe_kernels._launch import cdiv, compile_safe, grid_size, next_power_of_two
 
 TILE = 2048
 BACKWARD_TILE = 4096
-PROGRAMS_PER_SM = 4
+PROGRAMS_PER_SM = 2
 
 
 @triton.jit
