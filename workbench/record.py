@@ -426,9 +426,18 @@ def check_all(root: Path | None = None) -> dict[str, list[str]]:
         key = f"{slug}/{pin}"
         if key not in found:
             found[key] = [f"pinned by {slug}, but not present"]
-        elif "-dirty" in pin or json.loads((root / slug / pin / "record.json").read_text())["provenance"].get("dirty"):
+        elif "-dirty" in pin or _says_dirty(root / slug / pin):
             found[key].append(f"pinned by {slug}, but made from a changed tree")
     return found
+
+
+def _says_dirty(path: Path) -> bool:
+    """Does a recording say that its tree was changed? One that cannot be read has its own line in `check_recording`."""
+    try:
+        provenance = json.loads((path / "record.json").read_text(encoding="utf-8"))["provenance"]
+        return bool(provenance["dirty"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def main(argv: Sequence[str] | None = None) -> int:

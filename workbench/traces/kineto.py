@@ -347,6 +347,8 @@ class _Builder:
                 self._meta_event(event)
             elif event.ph in ("B", "E"):
                 self.unknown_phases.add(event.ph)
+                if event.ph == "B" and event.cat is not None and known(event.cat.lower()) is not None:
+                    self.count("begin_end_events")
         if not kept:
             return
         kept, code, start, end = self._times(kept, np.array(codes, np.uint8))

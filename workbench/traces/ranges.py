@@ -120,6 +120,8 @@ def parse_window(trace: Trace, text: str | None) -> Window | None:
         )
     origin = int(trace.ops.start_ns.min()) if len(trace.ops) else 0
     low, high = (_time_ns((m[1], m[2], m[3]), origin) for m in times if m)
+    if high >= 1 << 63:
+        raise TraceError(f"window {text!r}: expected times below 2^63 ns")
     if high <= low:
         raise TraceError(f"window {text!r}: ends before it starts")
     return low, high

@@ -22,6 +22,17 @@ from workbench.traces.waits import FINAL_SYNC, describe_waits
 IDLE_THRESHOLD_US = 20.0
 VIOLATION_SHARE = 0.01
 LISTED = 50
+# Reasons of `Trace.dropped` that leave a hole where a wait or an operation may have been.
+LOST = (
+    "damaged_events",
+    "damaged_bytes",
+    "truncated_file",
+    "dropped_records",
+    "unusable_time",
+    "negative_duration",
+    "out_of_range_ids",
+    "begin_end_events",
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +96,7 @@ def verify_trace(
     analysis = trace if isinstance(trace, Analysis) else Analysis(trace)
     offences, exempt = _offences(analysis, window)
     lengths, starved = _submission_idle(analysis, window, idle_threshold_us)
-    unknown = _cannot_tell(analysis)
+    unknown = _cannot_tell(analysis, window)
     notes = []
     if exempt:
         notes.append(f"{exempt} final device synchronise (the profiler's own) is exempt")
@@ -191,11 +202,13 @@ def _submission_idle(
     return np.array([f[0] for f in found], np.int64), out
 
 
-def _cannot_tell(analysis: Analysis) -> list[str]:
+def _cannot_tell(analysis: Analysis, window: Window | None) -> list[str]:
     trace, ops = analysis.trace, analysis.trace.ops
     why = []
     if not len(ops):
         return ["the trace has no device operations"]
+    if window is not None and not ((ops.end_ns > window[0]) & (ops.start_ns < window[1])).any():
+        why.append(f"the window {window[0]}:{window[1]} ns holds no device operations")
     if not len(trace.calls):
         why.append("the trace has no launch rows (runtime or driver calls), so nothing can be said about the host")
     empty = empty_graph_launches(analysis)
@@ -207,11 +220,7 @@ def _cannot_tell(analysis: Analysis) -> list[str]:
     violations = int(analysis.clock_violation.sum())
     if violations > VIOLATION_SHARE * len(ops):
         why.append(f"{violations} of {len(ops)} operations start before their own launch: clocks disagree")
-    lost = {
-        k: v
-        for k, v in trace.dropped.items()
-        if k in ("damaged_events", "damaged_bytes", "truncated_file", "dropped_records")
-    }
+    lost = {k: v for k, v in trace.dropped.items() if k in LOST}
     if lost:
         why.append("events were lost while recording or reading: " + ", ".join(f"{k} {v}" for k, v in lost.items()))
     return why
