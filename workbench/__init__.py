@@ -16,7 +16,24 @@ def load(slug: str):
     """
     from workbench.experiment import load as _load
 
+    _show_whole_tables()
     return _load(slug)
+
+
+def _show_whole_tables() -> None:
+    """In a notebook, let polars show whole rows of our tables; elsewhere leave its settings alone."""
+    import sys
+
+    if "ipykernel" in sys.modules:
+        import polars as pl
+
+        pl.Config(
+            tbl_rows=60,
+            tbl_cols=20,
+            fmt_str_lengths=120,
+            tbl_hide_column_data_types=True,
+            tbl_hide_dataframe_shape=True,
+        )
 
 
 def slugs() -> list[str]:

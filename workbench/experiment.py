@@ -251,9 +251,7 @@ class Experiment:
                     return s
             if "live" in have and self.live_on_cpu:
                 return "live"
-            raise ValueError(
-                f"{self.slug}: no source can run here; it has {', '.join(have) or 'none'} (needs {self.needs})"
-            )
+            raise ValueError(f"{self.slug}: nothing is recorded yet, and measuring it needs {self.needs}")
         if source not in SOURCES:
             raise ValueError(f"{self.slug}: unknown source {source!r}: expected auto, {', '.join(SOURCES)}")
         if source not in have:

@@ -11,7 +11,7 @@ from typing import Any
 from workbench.plotting import SOURCE_COLOURS
 from workbench.suite.verdict import STANDINGS, standing
 
-ORDER = ("failed", "claim_failed", "interrupted", "skipped", "passed")
+ORDER = ("failed", "claim_failed", "interrupted", "passed", "skipped")
 LABELS = {
     "failed": "failed",
     "claim_failed": "claim failed",

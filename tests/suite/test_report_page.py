@@ -80,7 +80,7 @@ def test_failures_come_first_and_counts_are_right(tmp_path: Path) -> None:
         outcome("a_bad", "failed", error=error),
     )
     text = render(tmp_path, run, {})
-    assert re.findall(r'<article class="card (\w+)"', text) == ["failed", "claim_failed", "skipped", "passed"]
+    assert re.findall(r'<article class="card (\w+)"', text) == ["failed", "claim_failed", "passed", "skipped"]
     tiles = {
         label: count for count, label in re.findall(r'<div class="tile[^>]*><b[^>]*>([^<]*)</b><span>([^<]*)', text)
     }

@@ -75,6 +75,11 @@ def sweep_command(
     good = FINISHED[:1] if strict else FINISHED
     bad = sum(r["status"] not in good for s in summaries for r in s["runs"])
     pages = ", ".join(str(folders[s["slug"]] / "index.html") for s in summaries[:3]) + ", …" * (len(summaries) > 3)
+    claims = sum(r["status"] == "claim_failed" for s in summaries for r in s["runs"])
+    if claims and not strict:
+        typer.echo(
+            f"claims of the report fail at {claims} of them, as may be with other parameters; --strict counts that"
+        )
     typer.echo(f"{everything - bad} of {everything} points {'passed' if strict else 'finished'}; {pages}")
     if any(r["status"] == "lost" for s in summaries for r in s["runs"]):
         typer.echo("points were lost with the scheduler or with their workers: run the same command to go on", err=True)

@@ -8,6 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+# ipywidgets cuts a description that is longer than its default width.
+WIDE = {"description_width": "9em"}
+
 
 def open_view(result: Any) -> Any:
     """The interactive timeline of a result's trace (of a recorded pair, the one with waits), with waits to jump to."""
@@ -42,17 +45,17 @@ class TracePanel:
         )
         self.upload = w.FileUpload(accept=".json,.gz,.sqlite", multiple=False, description="or drop a file")
         self.message = w.Text(disabled=True, description="state", layout={"width": "98%"})
-        self.waits = w.Dropdown(options=["none", "all"], value="none", description="remove waits")
+        self.waits = w.Dropdown(options=["none", "all"], value="none", description="remove waits", style=WIDE)
         slider = {"min": 0.0, "max": 2.0, "step": 0.05, "value": 1.0, "continuous_update": False}
-        self.host = w.FloatSlider(description="host cost x", **slider)
-        self.device = w.FloatSlider(description="device time x", **slider)
+        self.host = w.FloatSlider(description="host cost x", style=WIDE, **slider)
+        self.device = w.FloatSlider(description="device time x", style=WIDE, **slider)
         self.merge = w.SelectionSlider(
-            options=[1, 2, 4, 8, 16, 64, 256, 1_000_000], value=1, description="merge launches"
+            options=[1, 2, 4, 8, 16, 64, 256, 1_000_000], value=1, description="merge launches", style=WIDE
         )
         self.text = w.Textarea(disabled=True, layout={"width": "98%", "height": "190px"})
         self.view = w.Output()
         self.save_as = w.Text(value="headroom.json", description="save as")
-        self.save = w.Button(description="save summary and verdict")
+        self.save = w.Button(description="save summary and verdict", layout={"width": "max-content"})
         for control in (self.waits, self.host, self.device, self.merge):
             control.observe(self._changed, names="value")
         self.path.observe(self._path_given, names="value")
