@@ -100,3 +100,17 @@ def test_smooth_removes_a_spike_and_keeps_length():
 
 def test_tidy_takes_a_named_step_column():
     assert tidy(pl.DataFrame({"t": [2, 1], "x": [1.0, 2.0]}), "n", step="t").table["step"].to_list() == [1, 2]
+
+
+def test_steps_that_are_no_integers_are_dropped_with_a_note_or_refused():
+    odd = tidy(pl.DataFrame({"step": [1.0, float("inf"), 1e30, float("nan"), 2.0], "loss": [1.0, 2, 3, 4, 5]}), "n")
+    assert odd.table.rows() == [(1, 1.0), (2, 5.0)] and odd.notes == ("dropped 3 rows without a step",)
+    with pytest.raises(ValueError, match="2 steps in 'step' are no integers"):
+        tidy(pl.DataFrame({"step": [1.5, 1.7, 2.0], "loss": [1.0, 2.0, 3.0]}), "n")
+
+
+def test_a_metric_called_step_does_not_replace_the_step():
+    long = pl.DataFrame({"step": [1, 1, 2], "metric": ["step", "loss", "loss"], "value": [7.0, 3.0, 4.0]})
+    assert tidy(long, "n").table.rows() == [(1, 3.0), (2, 4.0)]
+    wide = tidy(pl.DataFrame({"t": [2, 1], "step": [9, 9], "x": [1.0, 2.0]}), "n", step="t")
+    assert wide.table.rows() == [(1, 2.0), (2, 1.0)] and "left out the column" in wide.notes[0]

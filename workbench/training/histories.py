@@ -82,10 +82,14 @@ def tidy(raw: pl.DataFrame, name: str, *, step: str | None = None) -> History:
     for pair in LONG_NAMES:
         if pair <= set(names):
             key = names[next(iter(pair - {"value"}))]
+            raw = raw.filter(pl.col(key).cast(pl.String, strict=False) != column)  # the step itself, logged as a metric
             metrics = raw[key].n_unique()
             raw = raw.pivot(on=key, index=column, values=names["value"], aggregate_function="last")
             notes.append(f"pivoted a long table of {metrics} metrics")
             break
+    if column != "step" and "step" in raw.columns:
+        raw = raw.drop("step")
+        notes.append(f"left out the column or metric 'step': the step is {column!r}")
     raw = raw.rename({column: "step"})
     numeric = []
     for c in raw.columns:
@@ -101,10 +105,15 @@ def tidy(raw: pl.DataFrame, name: str, *, step: str | None = None) -> History:
     if not numeric:
         raise ValueError(f"history {name!r}: no numeric metric beside {column!r}; columns are {', '.join(raw.columns)}")
     table = pl.DataFrame([raw["step"].cast(pl.Float64, strict=False).alias("step"), *numeric])
-    bad = table["step"].null_count() + int(table["step"].is_nan().sum() or 0)
-    if bad:
-        notes.append(f"dropped {bad} rows without a step")
-        table = table.filter(pl.col("step").is_not_null() & pl.col("step").is_not_nan())
+    # Beyond 2^53 a float step is no longer one integer.
+    good = (pl.col("step").is_finite() & (pl.col("step").abs() < 2**53)).fill_null(False)
+    before = table.height
+    table = table.filter(good)
+    if table.height < before:
+        notes.append(f"dropped {before - table.height} rows without a step")
+    fractional = table.filter(pl.col("step") != pl.col("step").floor()).height
+    if fractional:
+        raise ValueError(f"history {name!r}: {fractional} steps in {column!r} are no integers")
     table = table.with_columns(pl.col("step").cast(pl.Int64))
     before = table.height
     # Trackers log metrics of one step in several rows: keep the last value of each metric.
