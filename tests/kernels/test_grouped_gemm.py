@@ -240,3 +240,10 @@ def test_many_tiles_and_more_than_two_to_the_31_elements():
     want[:170] = a[-300:-130].double() @ b[0].double()
     magnitude = a[-300:].double().abs() @ b[1].double().abs()
     assert_within(out[-300:].cpu(), want.cpu(), budget(want, magnitude, k, torch.bfloat16).cpu(), "last rows")
+
+
+def test_an_output_over_an_input_is_refused():
+    a, b = torch.randn(8, 16), torch.randn(2, 16, 16)
+    offsets = torch.tensor([4, 8], dtype=torch.int32)
+    with pytest.raises(ValueError, match="memory of its own"):
+        grouped_gemm(a, b, offsets, out=a, impl="reference")

@@ -114,3 +114,8 @@ def test_a_metric_called_step_does_not_replace_the_step():
     assert tidy(long, "n").table.rows() == [(1, 3.0), (2, 4.0)]
     wide = tidy(pl.DataFrame({"t": [2, 1], "step": [9, 9], "x": [1.0, 2.0]}), "n", step="t")
     assert wide.table.rows() == [(1, 2.0), (2, 1.0)] and "left out the column" in wide.notes[0]
+
+
+def test_metrics_named_like_our_columns_survive_stitching():
+    table, _ = stitch([History("a", pl.DataFrame({"step": [1], "order": [7.0], "segment": [8.0]}))])
+    assert table.to_dicts() == [{"step": 1, "metric_order": 7.0, "metric_segment": 8.0, "segment": "a"}]

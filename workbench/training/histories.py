@@ -148,7 +148,8 @@ def stitch(segments: Sequence[History]) -> tuple[pl.DataFrame, MergeReport]:
     Args:
         segments: at least one.
     Returns:
-        The stitched table with a ``segment`` column, and what was done.
+        The stitched table with a ``segment`` column, and what was done; metrics called ``segment`` or ``order`` come
+        back as ``metric_segment`` and ``metric_order``.
     Raises:
         ValueError: no segment.
     """
@@ -157,7 +158,10 @@ def stitch(segments: Sequence[History]) -> tuple[pl.DataFrame, MergeReport]:
     if not segments:
         raise ValueError("nothing to stitch: no segment was given")
     parts = [
-        s.table.with_columns(pl.lit(i).alias("order"), pl.lit(s.name).alias("segment")) for i, s in enumerate(segments)
+        s.table.rename({c: f"metric_{c}" for c in ("segment", "order") if c in s.table.columns}).with_columns(
+            pl.lit(i).alias("order"), pl.lit(s.name).alias("segment")
+        )
+        for i, s in enumerate(segments)
     ]
     everything = pl.concat(parts, how="diagonal")
     merged = everything.sort("step", "order").group_by("step", maintain_order=True).last()
