@@ -72,6 +72,7 @@ def parse_tokens(text: str) -> tuple[int, ...]:
 
 def show(rows: list[dict[str, Any]], out: Path) -> bool:
     """Print parity, times per rank and Table 51's skews; True where parity holds."""
+    from workbench.models.metrics import busiest_over_mean
     from workbench.traces.folder import analyse_folder
 
     start = next(r for r in rows if r["section"] == "start")
@@ -91,7 +92,7 @@ def show(rows: list[dict[str, Any]], out: Path) -> bool:
         )
     received = [r["received"] for r in rows if r["section"] == "routes" and r["path"] == "rowwise"]
     if received and sum(received):
-        skew = max(received) * len(received) / sum(received)
+        skew = busiest_over_mean(received)
         typer.echo(f"Table 51, rank skew of routes: busiest rank over mean {skew:.3f} (rows {received})")
     report = analyse_folder(out / "traces")
     for s in report.skew:

@@ -101,11 +101,13 @@ def measure(params: RegimesParams, recorder: Any) -> list[dict[str, Any]]:
 
 
 def _step_rows(recorder: Any, times: dict[str, dict[str, list[float]]], process: int) -> None:
+    from workbench.models.metrics import step_time
+
     for size, variants in times.items():
         for variant, values in variants.items():
             recorder.samples(f"step_ms {variant} {size} process {process}", values)
             recorder.row(part="step", variant=variant, length=int(size.split(" x ")[1]), process=process,
-                         step_ms=round(statistics.median(values), 4))  # fmt: skip
+                         step_ms=round(step_time([v / 1e3 for v in values])["median_s"] * 1e3, 4))  # fmt: skip
 
 
 def _part(result: Result, part: str, variant: str, length: int) -> list[dict[str, Any]]:

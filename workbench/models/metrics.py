@@ -35,11 +35,11 @@ def _intervals(values: Any, what: str) -> np.ndarray:
 def union_length(intervals: Any) -> float:
     """Return the length covered by (start, end) pairs, overlaps counted once; unit of the input."""
     pairs = _intervals(intervals, "intervals")
-    covered, edge = 0.0, -np.inf
-    for start, end in pairs[np.argsort(pairs[:, 0], kind="stable")]:
-        covered += max(0.0, end - max(start, edge))
-        edge = max(edge, end)
-    return covered
+    if not len(pairs):
+        return 0.0
+    start, end = pairs[np.argsort(pairs[:, 0], kind="stable")].T
+    edge = np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]])
+    return float(np.maximum(0.0, end - np.maximum(start, edge)).sum())
 
 
 def step_time(step_s: Sequence[float] | np.ndarray, *, warmup: int = 0) -> dict[str, float]:
@@ -126,6 +126,12 @@ def communication_exposure(communication: Any, compute: Any) -> float:
     return max(0.0, union_length(both) - union_length(compute_pairs))
 
 
+def busiest_over_mean(counts: Any) -> float:
+    """Return the largest count over the mean one: the skew of ranks or experts; 1 where nothing was counted."""
+    values = np.asarray(counts, dtype=np.float64)
+    return float(values.max() / values.mean()) if values.size and values.sum() else 1.0
+
+
 def route_drop_statistics(
     offered_SE: Any, accepted_SE: Any, *, capacity_rows: int, experts_per_rank: int
 ) -> dict[str, Any]:
@@ -159,7 +165,6 @@ def route_drop_statistics(
     total, kept, load = int(offered.sum()), int(accepted.sum()), accepted.sum(0)
     by_source = offered.sum(1)
     dropped = by_source - accepted.sum(1)
-    ratio = lambda values: float(values.max() / values.mean()) if values.size and values.sum() else 1.0  # noqa: E731
     return {
         "offered": total,
         "accepted": kept,
@@ -168,9 +173,9 @@ def route_drop_statistics(
             dropped, by_source, out=np.zeros(len(by_source)), where=by_source > 0
         ).tolist(),
         "load_per_expert": load.tolist(),
-        "load_max_over_mean": ratio(load),
+        "load_max_over_mean": busiest_over_mean(load),
         "capacity_utilization": kept / (capacity_rows * len(per_rank)),
-        "rank_skew": ratio(per_rank),
+        "rank_skew": busiest_over_mean(per_rank),
     }
 
 

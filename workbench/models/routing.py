@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workbench.models.metrics import route_drop_statistics
+
 
 @dataclass(frozen=True)
 class Routing:
@@ -167,11 +169,11 @@ def drop_rate_curve(
     ranks, tokens, top_k, _ = _checked(experts, num_experts, 1)
     flat = experts.reshape(ranks, -1)
     offered = np.stack([np.bincount(row[(row >= 0) & (row < num_experts)], minlength=num_experts) for row in flat])
-    total = max(1, int(offered.sum()))
     drops, use = [], []
     for factor in capacity_factors:
         capacity = capacity_rows(tokens, top_k, float(factor))
         kept, _ = keep_table(offered.astype(np.int64), capacity)
-        drops.append((total - kept.sum()) / total)
-        use.append(kept.sum() / (ranks * capacity))
+        found = route_drop_statistics(offered, kept, capacity_rows=capacity, experts_per_rank=num_experts // ranks)
+        drops.append(found["drop_rate"])
+        use.append(found["capacity_utilization"])
     return np.array(drops), np.array(use)

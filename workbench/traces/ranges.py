@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.traces.idle import SYNC, Analysis, Window, union_ns
+from workbench.models.metrics import communication_exposure, d2h_route_shape_wall_time, step_time, union_length
+from workbench.traces.idle import SYNC, Analysis, Window
 from workbench.traces.trace import KERNEL, RANGE, Trace, TraceError
 from workbench.traces.waits import BLOCKING_D2H
 
@@ -138,52 +139,47 @@ def table51(analysis: Analysis, window: Window | None = None) -> list[dict[str, 
     trace = analysis.trace
     calls, ops, waits = trace.calls, trace.ops, analysis.waits
     rows: list[dict[str, Any]] = []
-    durations = np.array([b - a for _, (a, b) in steps(trace)]) / 1e3
+    durations = np.array([b - a for _, (a, b) in steps(trace)]) / 1e9
     if len(durations):
-        rows.append(
-            {
-                "metric": "step time",
-                "count": len(durations),
-                "median_us": float(np.median(durations)),
-                "mean_us": float(durations.mean()),
-                "std_us": float(durations.std()),
-            }
-        )
+        found = step_time(durations)
+        summary = {f"{k.removesuffix('_s')}_us": float(found[k]) * 1e6 for k in ("median_s", "mean_s", "sd_s")}
+        rows.append({"metric": "step time", "count": len(durations), **summary})
     for pair in analysis.rows:
         low, high = analysis.window(pair, window)
         idle = analysis.idle(pair, window)
+        where = {"process": trace.process_label(pair[0]), "device": pair[1]}
         of_process = calls.process[waits.call] == pair[0] if len(waits) else np.empty(0, bool)
         chosen = waits.counted() & (waits.kind == BLOCKING_D2H) & of_process
         chosen &= (waits.end_ns > low) & (waits.start_ns < high)
         picked = np.flatnonzero(chosen)
         caused = (idle.cause == SYNC) & np.isin(idle.wait, picked)
-        rows.append(
-            {
-                "metric": "D2H route-shape wall time",
-                "process": trace.process_label(pair[0]),
-                "device": pair[1],
-                "count": len(picked),
-                "wait_us": float((waits.end_ns[picked] - waits.start_ns[picked]).sum()) / 1e3,
-                "launch_gap_us": float(_launch_gaps(analysis, picked).sum()) / 1e3,
-                "gpu_idle_us": float((idle.end_ns - idle.start_ns)[caused].sum()) / 1e3,
-            }
+        begin = waits.start_ns[picked]
+        wall = d2h_route_shape_wall_time(
+            _pairs_us(begin, waits.end_ns[picked], low),
+            _pairs_us(begin, begin + _launch_gaps(analysis, picked), low),
+            _pairs_us(idle.start_ns[caused], idle.end_ns[caused], low),
         )
+        rows.append({"metric": "D2H route-shape wall time", **where, **wall})
         mine = analysis.rows[pair]
         is_comm = np.array([bool(_COLLECTIVE.search(n)) for n in trace.names] or [False])[ops.name[mine]]
         is_comm &= ops.kind[mine] == KERNEL
-        comm, rest = mine[is_comm], mine[~is_comm]
-        busy = union_ns(ops.start_ns[mine], ops.end_ns[mine], low, high)
+        start, end = np.clip(ops.start_ns[mine], low, high), np.clip(ops.end_ns[mine], low, high)
+        comm = _pairs_us(start[is_comm], end[is_comm], low)
         rows.append(
             {
                 "metric": "communication exposure",
-                "process": trace.process_label(pair[0]),
-                "device": pair[1],
-                "count": len(comm),
-                "communication_us": union_ns(ops.start_ns[comm], ops.end_ns[comm], low, high) / 1e3,
-                "exposed_us": (busy - union_ns(ops.start_ns[rest], ops.end_ns[rest], low, high)) / 1e3,
+                **where,
+                "count": int(is_comm.sum()),
+                "communication_us": union_length(comm),
+                "exposed_us": communication_exposure(comm, _pairs_us(start[~is_comm], end[~is_comm], low)),
             }
         )
     return rows
+
+
+def _pairs_us(start_ns: np.ndarray, end_ns: np.ndarray, origin_ns: int) -> np.ndarray:
+    """[N, 2] microseconds from an origin of the same clock: epoch nanoseconds do not fit a double."""
+    return np.stack([start_ns - origin_ns, end_ns - origin_ns], axis=1) / 1e3
 
 
 def _launch_gaps(analysis: Analysis, picked: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from workbench.models.metrics import useful_tokens_per_s_per_gpu
 from workbench.training import checkpoint
 from workbench.training.config import RunConfig
 
@@ -232,7 +233,7 @@ def train(
         if trainer.step_count % read_every == 0:
             trainer.read_back()
             if progress:
-                rate = (trainer.tokens - first) / (time.perf_counter() - started)
+                rate = useful_tokens_per_s_per_gpu(trainer.tokens - first, time.perf_counter() - started, 1)
                 progress(trainer.rows[-1] | {"tokens_per_s": rate})
         if checkpoint_every and trainer.step_count % checkpoint_every == 0:
             trainer.save(folder, keep=keep, extra=extra)
