@@ -161,5 +161,5 @@ def test_another_database_and_a_damaged_one(tmp_path):
     content = bytearray(path.read_bytes())
     content[3000:9000] = b"\xff" * 6000
     path.write_bytes(content)
-    with pytest.raises(TraceError, match="t.sqlite"):
+    with pytest.raises(TraceError, match=r"t\.sqlite"):
         read(path)
