@@ -132,7 +132,7 @@ def describe(failures: dict[int, Any], out: Path) -> str:
 
     def order(rank: int) -> tuple[int, int]:
         follows = any(text in lines[rank].lower() for text in _LEFT_BY_A_PEER)
-        return (2 if follows else 0 if failures[rank].exitcode < 0 else 1, rank)
+        return (2 if follows else 0 if _silent(failures[rank]) else 1, rank)
 
     first, *others = sorted(lines, key=order)
     text = f"rank {first} {lines[first]}; the other ranks were ended"
@@ -142,11 +142,16 @@ def describe(failures: dict[int, Any], out: Path) -> str:
     return f"{text} (output of each rank: {out / 'logs'})"
 
 
+def _silent(failure: Any) -> bool:
+    """Whether a signal ended the rank before it could write why: gloo's threads may abort one that has."""
+    return failure.exitcode < 0 and not isinstance(failure.message, dict)
+
+
 def _why(failure: Any) -> str:
     message = failure.message
     if isinstance(message, dict):
         message = message.get("message", "")
-    if failure.exitcode < 0:
+    if _silent(failure):
         return f"was killed by {signal.Signals(-failure.exitcode).name}"
     if failure.exitcode == LIMIT_STATUS:
         return "reached the limit of the whole run"

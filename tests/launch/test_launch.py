@@ -170,3 +170,5 @@ def test_the_rank_that_was_killed_is_named_before_those_that_miss_it() -> None:
     text = describe({0: missed, 1: failure(1, {"message": "ValueError: bad"}), 2: failure(-15, "SIGTERM")}, Path("o"))
     assert text.startswith("rank 1 failed: ValueError: bad; the other ranks were ended (output")
     assert describe({0: failure(124, "")}, Path("o")).startswith("rank 0 reached the limit")
+    aborted = failure(-7, {"message": "ValueError: T differs"})
+    assert describe({0: aborted, 1: aborted}, Path("o")).startswith("rank 0 failed: ValueError: T differs; the other")

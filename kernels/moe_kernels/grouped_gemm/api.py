@@ -44,9 +44,9 @@ def grouped_gemm(
         if impl == "torch":
             return _torch(a, b, offsets)
         out = a.new_empty(a.shape[0], b.shape[2])
-    check_tensor("out", out, shape=(a.shape[0], b.shape[2]), dtypes=(a.dtype,), device=a.device, contiguous=True)
-    if out.numel() and out.data_ptr() in (a.data_ptr(), b.data_ptr()):
+    elif out.numel() and out.data_ptr() in (a.data_ptr(), b.data_ptr()):
         raise ValueError("out: expected memory of its own, got that of an input, which other tiles still read")
+    check_tensor("out", out, shape=(a.shape[0], b.shape[2]), dtypes=(a.dtype,), device=a.device, contiguous=True)
     if impl == "torch":
         raise ValueError("impl='torch' cannot write into out=; use impl='triton'")
     return _backend(impl).grouped_gemm(a, b, offsets, out)
