@@ -32,8 +32,9 @@ class SubmissionCostParams(Params):
 
 def measure(params: SubmissionCostParams, recorder: Any) -> list[dict[str, Any]]:
     """Time the submission of every member of the family, interleaved in rounds."""
-    from workbench.measure.regions import measure_region, percentile, spin_cycles_per_us
+    from workbench.measure.regions import measure_region, spin_cycles_per_us
     from workbench.measure.submission_family import family
+    from workbench.measure.timing import percentile
 
     per_us = spin_cycles_per_us()
     members = family(params.counts)

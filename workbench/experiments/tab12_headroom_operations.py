@@ -36,7 +36,8 @@ def effect(waited: bool, device_us: float, submit_us: float) -> str:
 def measure(params: HeadroomOperationsParams, recorder: Any) -> list[dict[str, Any]]:
     """Measure device time per submission time of each operation on this GPU."""
     from workbench.measure.operations import operations
-    from workbench.measure.regions import measure_region, percentile, spin_cycles_per_us
+    from workbench.measure.regions import measure_region, spin_cycles_per_us
+    from workbench.measure.timing import percentile
 
     per_us = spin_cycles_per_us()
     recorder.set(

@@ -14,9 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-# CUDA queues about a thousand launches; past that a launch blocks until the device drains, spin kernel included.
-QUEUE_LIMIT = 900
-
 
 @dataclass
 class Region:
@@ -45,14 +42,6 @@ class Region:
     def device_p50_us(self) -> float:
         """Median device time."""
         return statistics.median(self.device_us)
-
-
-def percentile(values: list[float], q: float) -> float:
-    """Return the q-quantile (0..1) by linear interpolation."""
-    v = sorted(values)
-    at = q * (len(v) - 1)
-    low = int(at)
-    return v[low] + (v[min(low + 1, len(v) - 1)] - v[low]) * (at - low)
 
 
 def spin_cycles_per_us() -> float:
@@ -84,7 +73,8 @@ def measure_region(
         per_us: result of `spin_cycles_per_us`, measured when None.
         count: also profile one call for launches and API costs.
     Returns:
-        A `Region`; `waited` is set where the host could not get ahead of the spin kernel.
+        A `Region`; `waited` is set where the host could not get ahead of the spin kernel. CUDA queues about a thousand
+        launches; a region with more blocks until the spin kernel has ended, and counts as waiting.
     """
     import torch
 

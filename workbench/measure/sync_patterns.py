@@ -204,7 +204,7 @@ def measure_pattern(pattern: Pattern, *, repeats: int, spin_us: float, per_us: f
     """
     import torch
 
-    from workbench.measure.regions import percentile
+    from workbench.measure.timing import percentile
 
     values = _inputs(torch)
     call = pattern.make(values)
