@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 from pathlib import Path
@@ -9,6 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+PLUGIN = "workbench.pytest_plugin"
+_installed = any(e.value == PLUGIN for e in importlib.metadata.entry_points(group="pytest11"))
+# Where the project only lies on the path, nothing has loaded its plugin; pytest refuses the same module twice.
+pytest_plugins = [] if _installed and not os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD") else [PLUGIN]
 
 
 def shared_dir() -> Path | None:
