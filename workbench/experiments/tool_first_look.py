@@ -15,7 +15,7 @@ from workbench.experiments._traces import TraceExperiment
 
 RECORDING = "2026-11-29_h200_a25dca8"
 VARIANTS = ("free", "item", "graph")
-CAPTURES = 5
+PAUSE_S = 0.05
 LABELS = {"free": "without .item()", "item": "with .item()"}
 SIZES = {"short": 256, "long": 8192}
 
@@ -28,12 +28,14 @@ class FirstLookParams(Params):
     size: str = param("long", "which recorded loop is drawn", choices=tuple(SIZES), analysis=True)
     blocks: int = param(8, "transformer blocks in the recorded loop", min=1, max=64)
     width: int = param(1024, "model width of the recorded loop", min=64, max=8192)
-    steps: int = param(4, "profiled steps", min=1, max=32)
+    steps: int = param(4, "steps per time without the profiler", min=1, max=32)
     repeats: int = param(15, "step times without the profiler", min=1, max=200)
+    profiled_steps: int = param(2, "steps of a profiled stretch", min=1, max=32)
+    rounds: int = param(6, "profiled stretches of each variant", min=1, max=32)
 
 
 def measure(params: FirstLookParams, recorder: Any) -> None:
-    """Time the loop without the profiler, interleaved over the variants, then profile each variant once."""
+    """Time the loop without the profiler, variants interleaved; then profile them, interleaved in one trace."""
     import torch
 
     from workbench.measure.block_loop import build, graphed
@@ -49,28 +51,30 @@ def measure(params: FirstLookParams, recorder: Any) -> None:
         warmup=3,
         repeats=params.repeats,
         order="variants interleaved within each repeat",
-        profiler=f"separate runs after the timing, {CAPTURES} per variant, interleaved; two unprofiled, two profiled "
-        "warm-up steps; the capture of median device span is kept, all spans are samples",
+        profiler=f"after the timing, one profile per size: {params.rounds} rounds after a warm-up round, in each a "
+        f"stretch of {params.profiled_steps} steps per variant, {PAUSE_S * 1e3:g} ms of host sleep between stretches",
     )
-    calls = {}
+    calls: dict[str, dict[str, Any]] = {}
     for size, tokens in SIZES.items():
         step = build(blocks=params.blocks, width=params.width, tokens=tokens)
-        calls[size, "free"] = lambda step=step: step(False)
-        calls[size, "item"] = lambda step=step: step(True)
-        calls[size, "graph"] = graphed(step)
-    for call in calls.values():
-        for _ in range(3):
-            call()
+        calls[size] = {
+            "free": lambda step=step: step(False),
+            "item": lambda step=step: step(True),
+            "graph": graphed(step),
+        }
+        for call in calls[size].values():
+            for _ in range(3):
+                call()
     torch.cuda.synchronize()
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
+    times: dict[tuple[str, str], list[float]] = {(s, v): [] for s in SIZES for v in VARIANTS}
     for _ in range(params.repeats):
-        for key, call in calls.items():
+        for size, variant in times:
             torch.cuda.synchronize()
             begin = time.perf_counter()
             for _ in range(params.steps):
-                call()
+                calls[size][variant]()
             torch.cuda.synchronize()
-            times[key].append((time.perf_counter() - begin) / params.steps * 1e6)
+            times[size, variant].append((time.perf_counter() - begin) / params.steps * 1e6)
     for (size, variant), samples in times.items():
         ordered = sorted(samples)
         pick = lambda q, o=ordered: o[min(len(o) - 1, int(q * len(o)))]  # noqa: E731
@@ -82,35 +86,41 @@ def measure(params: FirstLookParams, recorder: Any) -> None:
             step_us_p20=pick(0.2),
             step_us_p50=pick(0.5),
             step_us_p80=pick(0.8),
-            trace=f"{size}_{variant}.json.gz",
+            trace=f"{size}.json.gz",
         )
     with tempfile.TemporaryDirectory() as folder:
-        kept = _median_captures(recorder, calls, params.steps, Path(folder))
-        kept["short", "item_stacks"] = capture(
-            calls["short", "item"], Path(folder) / "stacks.json", steps=2, stacks=True
-        )
-        for (size, variant), path in kept.items():
+        kept = {size: _rounds(calls[size], params, Path(folder) / f"{size}.json") for size in SIZES}
+        kept["short_item_stacks"] = capture(calls["short"]["item"], Path(folder) / "stacks.json", steps=2, stacks=True)
+        for name, path in kept.items():
             text = _scrubbed(path.read_text(encoding="utf-8"), scrub)
-            recorder.attach(f"{size}_{variant}.json.gz", gzip.compress(text.encode(), 9, mtime=0))
+            recorder.attach(f"{name}.json.gz", gzip.compress(text.encode(), 9, mtime=0))
 
 
-def _median_captures(recorder: Any, calls: dict[tuple[str, str], Any], steps: int, folder: Path) -> dict[Any, Path]:
-    """Profile every variant several times, interleaved, and keep each one's capture of median span.
+def _rounds(calls: dict[str, Any], params: FirstLookParams, path: Path) -> Path:
+    """Profile the variants in turn within one trace: ranges "free 0", "item 0", "graph 0", "free 1" and so on.
 
-    One capture is not enough on a shared host: its speed was seen to change by a factor of 2.5 from one to the next.
+    Separate profiles cannot be compared on a shared host: its speed was seen to change by a factor of 2.5 from one to
+    the next. Stretches are parted by sleep, so that each begins on an idle device and no synchronise is in the trace.
     """
-    from workbench.measure.capture import capture
-    from workbench.traces import read
+    import torch
+    from torch.profiler import record_function
 
-    spans: dict[tuple[str, str], list[tuple[int, Path]]] = {key: [] for key in calls}
-    for i in range(CAPTURES):
-        for (size, variant), call in calls.items():
-            path = capture(call, folder / f"{size}_{variant}_{i}.json", steps=steps)
-            ops = read(path).ops
-            spans[size, variant].append((int(ops.end_ns.max() - ops.start_ns.min()), path))
-    for (size, variant), found in spans.items():
-        recorder.samples(f"profiled_span_us {size} {variant}", [span / 1e3 for span, _ in found])
-    return {key: sorted(found)[len(found) // 2][1] for key, found in spans.items()}
+    from workbench.measure.capture import STEP, Recording
+
+    torch.cuda.synchronize()
+    number = 0
+    with Recording(path) as recording:
+        for i in range(-1, params.rounds):
+            for variant, call in calls.items():
+                with record_function(f"{variant} {i}" if i >= 0 else f"warmup {variant}"):
+                    for _ in range(params.profiled_steps):
+                        with record_function(f"{STEP}{number}"):
+                            call()
+                        number += 1
+                time.sleep(PAUSE_S)
+                if not torch.cuda.current_stream().query():
+                    raise RuntimeError(f"{variant}: the device still works {PAUSE_S * 1e3:g} ms after its last launch")
+    return recording.path
 
 
 def _scrubbed(text: str, scrub: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from workbench.experiment import Check, Params, Result, param
 from workbench.experiments._traces import TraceExperiment
 
-RECORDING = "2026-11-29_h200_25f210b"
+RECORDING = "2026-11-29_h200_98b6695"
 FILE = "loop_with_stacks.json.gz"
 
 
