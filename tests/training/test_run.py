@@ -77,6 +77,21 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(text, tmp_path):
     assert not list(folder.glob(".writing-*")), "leftovers of a killed writer are removed"
 
 
+def test_foreign_folders_are_no_checkpoints_and_damaged_ones_are_named(text, tmp_path):
+    train(config(text, 3), tmp_path / "run")
+    for name in ("step_abc", "step_3", "step_-0000001", "step_²²²²²²²²"):
+        (tmp_path / "run" / name).mkdir()
+        for part in ("meta.json", "tensors.safetensors"):
+            (tmp_path / "run" / name / part).write_text("{}")
+    assert checkpoint.steps(tmp_path / "run") == [3]
+    (tmp_path / "run" / "step_00000003" / "meta.json").write_text("{")
+    with pytest.raises(ValueError, match=r"step_00000003.meta\.json is damaged"):
+        checkpoint.load(tmp_path / "run")
+    (tmp_path / "run" / "step_00000003" / "tensors.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0 not a header")
+    with pytest.raises(ValueError, match=r"step_00000003.tensors\.safetensors is damaged"):
+        checkpoint.load(tmp_path / "run")
+
+
 def test_a_checkpoint_of_another_run_is_refused(text, tmp_path):
     train(config(text, 3), tmp_path / "run")
     with pytest.raises(ValueError, match="lr"):
@@ -102,7 +117,13 @@ def test_a_branch_reloads_everything_and_changes_one_thing(text, tmp_path):
 
 def test_segments_overlap_and_repeat_their_losses(text, tmp_path):
     wanted = config(text, 30, batch_multiples=(1, 2, 3), batch_fractions=(0.3, 0.6))
-    rows = segmented(wanted, tmp_path, schedule="warmup", segments=3, overlap=2, device="cpu")
+    said: list[str] = []
+    rows = segmented(
+        wanted, tmp_path, schedule="warmup", segments=3, overlap=2, device="cpu",
+        partial=tmp_path / "rows.jsonl", progress=said.append,
+    )  # fmt: skip
+    assert [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == rows
+    assert said[-1].startswith(f"warmup: segment 3 of 3, step {steps_of(wanted)} of") and "tokens/s" in said[-1]
     total = steps_of(wanted)
     assert total < 30, "a growing batch takes fewer steps"
     by_step: dict[int, list[dict]] = {}
@@ -123,8 +144,9 @@ def test_segment_bounds_cover_the_run():
 
 
 @pytest.mark.gpu
-def test_a_step_reads_nothing_from_the_device(text):
-    trainer = Trainer(config(text, 8, dtype="bfloat16"), "cuda")
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graph"])
+def test_a_step_reads_nothing_from_the_device(text, graphs):
+    trainer = Trainer(config(text, 8, dtype="bfloat16"), "cuda", graphs=graphs)
     for _ in range(3):
         trainer.step()
     trainer.read_back()
@@ -133,6 +155,47 @@ def test_a_step_reads_nothing_from_the_device(text):
         trainer.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graph"])
+def test_our_verifier_finds_no_wait_in_a_step_with_its_metrics(text, graphs):
+    import workbench
+
+    trainer = Trainer(config(text, 40, dtype="bfloat16", shared_width=32), "cuda", graphs=graphs)
+    verdict = workbench.verify(trainer.step, steps=3, warmup=3)
+    assert not verdict.offences, str(verdict)
+    assert len(trainer.read_back()) >= 6, "the metrics of every profiled step were there to be read"
+
+    def reading() -> None:
+        trainer.step()
+        trainer.read_back()
+
+    assert workbench.verify(reading, steps=3, warmup=1, stacks=False).offences
+
+
+@pytest.mark.gpu
+def test_graph_replays_train_like_eager_steps(text):
+    growing = config(text, 24, dtype="bfloat16", shared_width=32, batch_multiples=(1, 2, 3), batch_fractions=(0.3, 0.6))
+
+    def history(graphs: bool) -> list[dict[str, float]]:
+        trainer = Trainer(growing, "cuda", graphs=graphs)
+        while not trainer.done:
+            trainer.step()
+        return trainer.read_back()
+
+    eager, again, replayed = history(False), history(False), history(True)
+    assert {r["batch"] for r in replayed} == {8, 16, 24}
+    assert [r["lr"] for r in replayed] == [r["lr"] for r in eager]
+    assert replayed[0]["ce"] == pytest.approx(eager[0]["ce"], abs=1e-6), "capturing left no trace in the state"
+    # Atomic additions of the attention backward differ from run to run; eager against eager is the yardstick.
+    noise = max(abs(a["ce"] - b["ce"]) for a, b in zip(eager, again))
+    assert max(abs(a["ce"] - b["ce"]) for a, b in zip(eager, replayed)) <= 4 * noise + 2e-3
+
+
+def test_graphs_need_a_gpu(text):
+    with pytest.raises(ValueError, match="graphs: expected a CUDA device, got 'cpu'"):
+        Trainer(config(text, 8), "cpu", graphs=True)
 
 
 def test_data_order_does_not_depend_on_batch_or_restart():
@@ -158,6 +221,13 @@ def test_corpora(tmp_path, text):
         load_corpus(str(tmp_path / "t.npy"), vocabulary=50)
     with pytest.raises(ValueError, match="integers"):
         load_corpus(np.zeros(3))
+    for bad in (-5, 0, 1):
+        with pytest.raises(ValueError, match=f"vocabulary: expected 256 .* got {bad}"):
+            load_corpus(text, vocabulary=bad)
+        with pytest.raises(ValueError, match=f"vocabulary: expected at least 2 token ids, got {bad}"):
+            load_corpus(np.zeros(3, np.int64), vocabulary=bad)
+        with pytest.raises(ValueError, match=f"vocabulary: expected at least 2, got {bad}"):
+            SMALL.replace(vocabulary=bad)
     np.save(tmp_path / "o.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError):
         load_corpus(str(tmp_path / "o.npy"))

@@ -28,6 +28,7 @@ class BranchParams(Params):
     branch_step: int = param(700, "step of the checkpoint that is branched", min=5, max=1_000_000)
     seeds: tuple[int, ...] = param((0, 1, 2), "seeds, one original and one branch each", min=0, max=10_000)
     tiny: bool = param(False, "a model that a CPU trains in a minute")
+    graphs: bool = param(True, "on a GPU, replay steps as CUDA graphs: eager steps of this size wait for submission")
     span: int = param(15, "steps of the running median that is drawn", min=1, max=501, step=2, analysis=True)
     early: float = param(0.115, "length of the early window, as a share of the branch", min=0.01, max=1, analysis=True)
     late: float = param(0.807, "start of the late window, as a share of the branch", min=0, max=0.99, analysis=True)
@@ -59,6 +60,7 @@ def measure(params: BranchParams, recorder: Any) -> list[dict[str, Any]]:
                 "at_step": params.branch_step,
                 "coefficient": params.branch_coefficient,
                 "device": "cuda" if gpu else "cpu",
+                "graphs": gpu and params.graphs,
             },
         )
         for s in params.seeds
@@ -68,9 +70,16 @@ def measure(params: BranchParams, recorder: Any) -> list[dict[str, Any]]:
     )
     recorder.set("precision", parameters=base.dtype, masters="float32", moments="float32", router="float32")
     recorder.set("topology", nodes=1, gpus=int(gpu), processes=len(jobs))
-    recorder.set("protocol", branch="model and optimizer reloaded at the branch step; only lbl_coefficient changed",
-                 timer="none: losses, not times", warmup="learning-rate warmup of a twentieth of the tokens",
-        repeats=len(jobs), repetitions=f"{len(jobs)} seeds", exclusions="none")  # fmt: skip
+    recorder.set(
+        "protocol",
+        branch="model and optimizer reloaded at the branch step; only lbl_coefficient changed",
+        timer="none: losses, not times",
+        steps="CUDA graph replays" if gpu and params.graphs else "eager",
+        warmup="learning-rate warmup of a twentieth of the tokens",
+        repeats=len(jobs),
+        repetitions=f"{len(jobs)} seeds",
+        exclusions="none",
+    )
     recorder.rows.extend(run_all(jobs, processes=len(jobs) if gpu else 1))
     return recorder.rows
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.experiment import Check, Experiment, Params, Result, param
@@ -19,7 +21,7 @@ SCHEDULES = ("warmup", "fixed large", "fixed small")
 class BatchWarmupParams(Params):
     """Parameters of the three runs and of their analysis."""
 
-    total_tokens: int = param(2_457_600, "tokens of each run", unit="tokens", min=20_000, max=10**12)
+    total_tokens: int = param(8_388_608, "tokens of each run", unit="tokens", min=20_000, max=10**12)
     batch: int = param(8, "sequences per step at multiple 1", min=1, max=4096)
     multiples: tuple[int, ...] = param(REPORT_MULTIPLES, "batch multiples", min=1, max=1000)
     alpha: float = param(0.5, "learning-rate exponent of a batch increase", min=0, max=1.5, step=0.05)
@@ -28,6 +30,7 @@ class BatchWarmupParams(Params):
     overlap: int = param(5, "steps that a segment trains past its successor's restart", min=0, max=1000)
     seed: int = param(0, "seed", min=0, max=10_000)
     tiny: bool = param(False, "a model that a CPU trains in a minute")
+    graphs: bool = param(True, "on a GPU, replay steps as CUDA graphs: eager steps of this size wait for submission")
     span: int = param(9, "steps of the running median that is drawn", min=1, max=501, step=2, analysis=True)
 
 
@@ -39,7 +42,10 @@ def _fractions(count: int) -> tuple[float, ...]:
 
 
 def measure(params: BatchWarmupParams, recorder: Any) -> list[dict[str, Any]]:
-    """Train the warmup and both fixed batches on equal tokens, one after another."""
+    """Train the warmup and both fixed batches on equal tokens, one after another.
+
+    The environment variable WORKBENCH_PARTIAL names a JSON lines file that keeps the rows of a run that is killed.
+    """
     import torch
 
     from workbench.training.campaigns import run_all
@@ -72,7 +78,14 @@ def measure(params: BatchWarmupParams, recorder: Any) -> list[dict[str, Any]]:
         "fixed large": base.replace(batch=params.batch * largest, lr=params.lr * largest**params.alpha),
         "fixed small": base,
     }
-    common = {"overlap": params.overlap, "device": "cuda" if gpu else "cpu"}
+    graphs = gpu and params.graphs
+    partial = os.environ.get("WORKBENCH_PARTIAL")
+    common = {
+        "overlap": params.overlap,
+        "device": "cuda" if gpu else "cpu",
+        "graphs": graphs,
+        "partial": Path(partial) if partial else None,
+    }
     jobs = [
         (
             "segmented",
@@ -91,7 +104,12 @@ def measure(params: BatchWarmupParams, recorder: Any) -> list[dict[str, Any]]:
     recorder.set(
         "protocol",
         timer="perf_counter at each read-back of metrics, every 25 steps",
-        warmup="learning-rate warmup of a fiftieth of the tokens; the first steps are in the times",
+        warmup="learning-rate warmup of a fiftieth of the tokens",
+        prewarm="one step of each batch size compiled, captured and undone before the clock starts"
+        if graphs
+        else "none: the first steps, with compilation, are in the times",
+        synchronization="none within a step; metrics are read every 25 steps",
+        steps="CUDA graph replays" if graphs else "eager",
         repeats=1,
         order="the three runs one after another",
         segments=f"{params.segments} restarts of the warmup run, {params.overlap} steps of overlap",

@@ -6,7 +6,10 @@ Source: report, Appendix B.7 (branch protocol) and B.8 (26 stitched segments).
 from __future__ import annotations
 
 import itertools
+import json
 import multiprocessing
+import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +18,9 @@ from typing import Any
 
 from workbench.training.config import RunConfig
 from workbench.training.run import branch, train
+
+SCRATCH_BYTES = 16 << 30
+"""Free space from which on checkpoints of a campaign go to memory: three runs keep two of about 0.6 GB each."""
 
 Progress = Callable[[str], None]
 
@@ -38,6 +44,7 @@ def lbl_branch(
     at_step: int,
     coefficient: float,
     device: str,
+    graphs: bool = False,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
     """Train an original run, branch it at `at_step` with another LBL coefficient, train both to the end.
@@ -46,10 +53,11 @@ def lbl_branch(
         History rows with ``seed`` and ``arm`` (``original`` or ``branch``).
     """
     original, branched = folder / "original", folder / "branch"
-    train(config, original, device=device, steps=at_step, progress=_say("original", progress))
+    how: dict[str, Any] = {"device": device, "graphs": graphs}
+    train(config, original, steps=at_step, progress=_say(f"seed {config.seed} original", progress), **how)
     changed = branch(original, at_step, branched, lbl_coefficient=coefficient)
-    first = train(config, original, device=device, progress=_say("original", progress))
-    second = train(changed, branched, device=device, progress=_say("branch", progress))
+    first = train(config, original, progress=_say(f"seed {config.seed} original", progress), **how)
+    second = train(changed, branched, progress=_say(f"seed {config.seed} branch", progress), **how)
     return _round(first, seed=config.seed, arm="original") + _round(second, seed=config.seed, arm="branch")
 
 
@@ -82,10 +90,15 @@ def segmented(
     segments: int,
     overlap: int,
     device: str,
+    graphs: bool = False,
+    partial: Path | None = None,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
     """Train one run as `segments` restarted pieces whose steps overlap.
 
+    Args:
+        partial: JSON lines file to which rows are appended at each message, for a run that may be killed.
+        progress: called with a message at the end of each segment, and after each tenth of the steps.
     Returns:
         History rows with ``schedule`` and ``segment`` (1 is the oldest); overlapping steps occur in two segments.
     """
@@ -93,8 +106,8 @@ def segmented(
 
     rows: list[dict[str, Any]] = []
     total = steps_of(config)
-    trainer = Trainer(config, device)
-    spent = 0.0
+    trainer = Trainer(config, device, graphs=graphs)
+    spent, told = 0.0, 0
     for number, (start, end) in enumerate(segment_bounds(total, segments, overlap), start=1):
         if start:
             trainer.restore(folder, start)
@@ -108,20 +121,43 @@ def segmented(
                 now = spent + time.perf_counter() - began
                 for row in trainer.rows[len(rows) - known :]:
                     rows.append({"schedule": schedule, "segment": number, **_round([row])[0], "seconds": round(now, 4)})
-            if trainer.step_count == boundary:
+                if trainer.step_count == end or 10 * len(rows[told:]) >= total:
+                    _tell(rows[told:], f"{schedule}: segment {number} of {segments}", total, partial, progress)
+                    told = len(rows)
+            if trainer.step_count == boundary and number < segments:
                 # Writing a checkpoint and training the overlap again are the archive's doing, not the schedule's.
                 spent = now
                 trainer.save(folder)
                 began = time.perf_counter()
-        if progress:
-            progress(f"{schedule}: segment {number} of {segments}, step {trainer.step_count} of {total}")
     return rows
+
+
+def _tell(new: list[dict[str, Any]], what: str, total: int, partial: Path | None, progress: Progress | None) -> None:
+    """Append new rows to the partial file and say where the run stands."""
+    if partial:
+        with partial.open("a", encoding="utf-8") as out:
+            out.writelines(json.dumps(row) + "\n" for row in new)
+    if progress:
+        last = new[-1]
+        progress(
+            f"{what}, step {last['step']} of {total}, {last['tokens']} tokens, ce {last['ce']:.3f}, "
+            f"{last['seconds']:.1f} s, {last['tokens'] / last['seconds']:.0f} tokens/s"
+        )
+
+
+def _scratch() -> Path | None:
+    """Return memory-backed storage where there is plenty: a campaign's checkpoints need not outlive it."""
+    memory = Path("/dev/shm")
+    try:
+        return memory if shutil.disk_usage(memory).free > SCRATCH_BYTES and os.access(memory, os.W_OK) else None
+    except OSError:
+        return None
 
 
 def _job(work: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
     kind, options = work
     config = RunConfig.from_dict(options.pop("config"))
-    with tempfile.TemporaryDirectory(prefix="workbench-training-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="workbench-training-", dir=_scratch()) as scratch:
         run = {"lbl_branch": lbl_branch, "segmented": segmented}[kind]
         return run(config, Path(scratch), progress=lambda text: print(text, flush=True), **options)
 

@@ -48,13 +48,18 @@ def save(root: Path, step: int, tensors: dict[str, Any], meta: dict[str, Any], *
 
 
 def steps(root: Path) -> list[int]:
-    """Return the steps of the complete checkpoints, oldest first; leftovers of a killed writer are not among them."""
+    """Return the steps of the complete checkpoints, oldest first; other folders and leftovers are not among them."""
     if not root.is_dir():
         return []
+    named = [(p, p.name.removeprefix(PATTERN)) for p in root.iterdir() if p.name.startswith(PATTERN)]
     return sorted(
-        int(p.name.removeprefix(PATTERN))
-        for p in root.iterdir()
-        if p.name.startswith(PATTERN) and (p / "meta.json").is_file() and (p / "tensors.safetensors").is_file()
+        int(number)
+        for p, number in named
+        if number.isascii()
+        and number.isdigit()
+        and number == f"{int(number):08d}"
+        and (p / "meta.json").is_file()
+        and (p / "tensors.safetensors").is_file()
     )
 
 
@@ -63,7 +68,9 @@ def load(root: Path, step: int | None = None) -> tuple[dict[str, Any], dict[str,
 
     Raises:
         FileNotFoundError: there is none; the message lists those that are.
+        ValueError: its files are damaged; the message names the file.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     have = steps(root)
@@ -72,4 +79,12 @@ def load(root: Path, step: int | None = None) -> tuple[dict[str, Any], dict[str,
             f"no checkpoint {'at all' if step is None else f'of step {step}'} in {root.name}; present: {have}"
         )
     path = root / f"{PATTERN}{have[-1] if step is None else step:08d}"
-    return load_file(path / "tensors.safetensors"), json.loads((path / "meta.json").read_text(encoding="utf-8"))
+    try:
+        tensors = load_file(path / "tensors.safetensors")
+    except SafetensorError as error:
+        raise ValueError(f"checkpoint {path / 'tensors.safetensors'} is damaged: {error}") from error
+    try:
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"checkpoint {path / 'meta.json'} is damaged: {error}") from error
+    return tensors, meta

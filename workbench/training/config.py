@@ -65,6 +65,8 @@ class RunConfig:
         for name in ("layers", "width", "experts", "top_k", "sequence", "batch", "microbatch", "total_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if self.vocabulary < 2:
+            raise ValueError(f"vocabulary: expected at least 2, got {self.vocabulary}")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype: expected 'float32' or 'bfloat16', got {self.dtype!r}")
         if self.top_k > self.experts:

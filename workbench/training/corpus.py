@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sysconfig
 from dataclasses import dataclass, field
@@ -42,12 +43,16 @@ def load_corpus(source: str | Path | np.ndarray = "stdlib", *, vocabulary: int =
         vocabulary: 256 for bytes; more trains a byte-level BPE of that many tokens on the text itself.
     Raises:
         FileNotFoundError: the folder or file is not there, or holds no text.
-        ValueError: the array is not one-dimensional, not integer, or its ids exceed the vocabulary.
+        ValueError: the vocabulary is too small, or the array is not one-dimensional, not integer, or its ids exceed it.
     """
     if isinstance(source, np.ndarray) or str(source).endswith(".npy"):
         # allow_pickle stays off: an object array would run code.
+        if vocabulary < 2:
+            raise ValueError(f"vocabulary: expected at least 2 token ids, got {vocabulary}")
         array = source if isinstance(source, np.ndarray) else np.load(source, allow_pickle=False)
         return _from_array(array, vocabulary)
+    if vocabulary < 256:
+        raise ValueError(f"vocabulary: expected 256 (bytes) or more (byte-level BPE) for text, got {vocabulary}")
     if str(source) == "stdlib":
         files, root = standard_library(), Path(sysconfig.get_paths()["stdlib"])
     else:
@@ -103,6 +108,11 @@ def _bpe(texts: list[str], vocabulary: int) -> tuple[np.ndarray, int]:
     return np.concatenate(ids).astype(np.uint16 if size <= 1 << 16 else np.uint32), size
 
 
+@functools.lru_cache(maxsize=4)
+def _permutation(seed: int, epoch: int, windows: int) -> np.ndarray:
+    return np.random.default_rng((seed, epoch)).permutation(windows)
+
+
 @dataclass(frozen=True)
 class DataOrder:
     """A fixed order of training sequences: sequence `i` is the same whatever the batch size or the restart.
@@ -135,7 +145,7 @@ class DataOrder:
         index = np.arange(first, first + count)
         rows = np.empty(count, dtype=np.int64)
         for epoch in np.unique(index // self.windows):
-            order = np.random.default_rng((self.seed, int(epoch))).permutation(self.windows)
+            order = _permutation(self.seed, int(epoch), self.windows)
             here = index // self.windows == epoch
             rows[here] = order[index[here] % self.windows]
         at = rows[:, None] * self.sequence + np.arange(self.sequence + 1)

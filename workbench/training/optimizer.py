@@ -86,12 +86,12 @@ class SkipStepAdamW:
         """Zero the flat gradient buffer; parameters keep their views of it."""
         self.grads.zero_()
 
-    def step(self, loss: Any, lr: float | None = None) -> dict[str, Any]:
+    def step(self, loss: Any, lr: Any = None) -> dict[str, Any]:
         """Apply one step, or none of it.
 
         Args:
             loss: device scalar of this step.
-            lr: learning rate of this step.
+            lr: learning rate of this step, a number or (inside a CUDA graph) a device scalar.
         Returns:
             Device scalars ``grad_norm`` (before clipping) and ``applied`` (1.0, or 0.0 where skipped).
         """

@@ -10,6 +10,7 @@ import io
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,13 @@ class Trainer:
     Args:
         config: the run.
         device: ``cpu`` or ``cuda``.
+        graphs: replay each batch size's step as a CUDA graph, captured here before the first step. A small model's
+            eager step is bound by submission; its replay is not.
+    Raises:
+        ValueError: `graphs` on a device other than CUDA.
     """
 
-    def __init__(self, config: RunConfig, device: str = "cpu") -> None:
+    def __init__(self, config: RunConfig, device: str = "cpu", *, graphs: bool = False) -> None:
         import torch
         from moe_kernels.block import BlockConfig
         from moe_kernels.model import DevelopmentModel, ModelConfig
@@ -40,6 +45,8 @@ class Trainer:
         from workbench.training.optimizer import SkipStepAdamW
 
         self.config, self.device = config, torch.device(device)
+        if graphs and self.device.type != "cuda":
+            raise ValueError(f"graphs: expected a CUDA device, got {device!r}")
         self.order = DataOrder(
             load_corpus(config.corpus, vocabulary=config.vocabulary), config.sequence, config.data_seed
         )
@@ -92,6 +99,34 @@ class Trainer:
         self.sequences = 0
         self.rows: list[dict[str, float]] = []
         self._pending: list[tuple[dict[str, float], Any]] = []
+        self._stream = torch.cuda.Stream(self.device) if graphs else None
+        self._graphs: dict[int, tuple[Any, Any, Any]] = {}
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            with self._on_stream():
+                self._capture(sorted({config.batch * s.multiple for s in config.stages()}))
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        """Everything of a run with graphs is submitted to the stream that they were captured on."""
+        import torch
+
+        return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
+
+    def _capture(self, counts: list[int]) -> None:
+        """Run each batch size once, for compilation and library set-up, capture it, and undo what the runs changed."""
+        import torch
+
+        before = {name: t.clone() for name, t in self.optimizer.state().items()}
+        self._lr = torch.zeros((), dtype=torch.float32, device=self.device)
+        pool = torch.cuda.graph_pool_handle()
+        for count in counts:
+            batch = torch.from_numpy(self.order.batch(0, count)).to(self.device)
+            self._compute(batch, self._lr)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+                row = self._compute(batch, self._lr)
+            self._graphs[count] = (graph, batch, row)
+        self.optimizer.load_state(before)
 
     @property
     def tokens(self) -> int:
@@ -110,19 +145,18 @@ class Trainer:
         config = self.config
         count, lr = config.at(self.tokens)
         batch = torch.from_numpy(self.order.batch(self.sequences, count))
-        if self.device.type == "cuda":
-            batch = batch.pin_memory().to(self.device, non_blocking=True)
-        self.optimizer.zero_grad()
-        parts = []
-        for first in range(0, count, config.microbatch):
-            piece = batch[first : first + config.microbatch]
-            share = piece.shape[0] / count
-            loss, metrics = self._loss(piece)
-            (loss * share).backward()
-            parts.append(torch.cat([torch.stack([loss.detach(), *metrics[:2]]), *metrics[2:]]) * share)
-        total = torch.stack(parts).sum(0)
-        taken = self.optimizer.step(total[0], lr)
-        row = torch.cat([total[:3], torch.stack([taken["grad_norm"], taken["applied"]]), total[3:]])
+        with self._on_stream():
+            if self.device.type == "cuda":
+                batch = batch.pin_memory().to(self.device, non_blocking=True)
+            if count in self._graphs:
+                graph, static, out = self._graphs[count]
+                static.copy_(batch)
+                self._lr.fill_(lr)
+                graph.replay()
+                # The next replay of this graph writes over its row.
+                row = out.clone()
+            else:
+                row = self._compute(batch, lr)
         self._pending.append(
             (
                 {
@@ -137,6 +171,23 @@ class Trainer:
         self.step_count += 1
         self.sequences += count
 
+    def _compute(self, batch: Any, lr: Any) -> Any:
+        """Train on int64 [count, sequence + 1]; return the device row of `SCALARS` and `PER_LAYER`."""
+        import torch
+
+        count, micro = batch.shape[0], self.config.microbatch
+        self.optimizer.zero_grad()
+        parts = []
+        for first in range(0, count, micro):
+            piece = batch[first : first + micro]
+            share = piece.shape[0] / count
+            loss, metrics = self._loss(piece)
+            (loss * share).backward()
+            parts.append(torch.cat([torch.stack([loss.detach(), *metrics[:2]]), *metrics[2:]]) * share)
+        total = torch.stack(parts).sum(0)
+        taken = self.optimizer.step(total[0], lr)
+        return torch.cat([total[:3], torch.stack([taken["grad_norm"], taken["applied"]]), total[3:]])
+
     def _loss(self, batch: Any) -> tuple[Any, list[Any]]:
         """Return the objective and [ce, lbl, max/mean, entropy, dead, confidence], the last four [routed layers]."""
         import torch
@@ -147,6 +198,9 @@ class Trainer:
         z = torch.logsumexp(logits, -1).square().mean()
         blocks = self.model.routed_blocks
         lbl = torch.stack([b.aux_losses["lbl"] for b in blocks]).mean()
+        # A kept auxiliary loss would keep this step's gradient nodes, and their stream, into the next one.
+        for b in blocks:
+            b.aux_losses = {name: value.detach() for name, value in b.aux_losses.items()}
         loss = ce + self.config.head_z_coefficient * z + self.config.lbl_coefficient * lbl * len(blocks)
         with torch.no_grad():
             routed = [b.metrics for b in blocks]
@@ -170,7 +224,8 @@ class Trainer:
 
         if not self._pending:
             return []
-        values = torch.stack([r for _, r in self._pending]).cpu().tolist()
+        with self._on_stream():
+            values = torch.stack([r for _, r in self._pending]).cpu().tolist()
         layers = len(self.model.routed_blocks)
         names = list(SCALARS) + [f"{m}_{i + 1}" for m in PER_LAYER for i in range(layers)]
         new = [known | dict(zip(names, row)) for (known, _), row in zip(self._pending, values)]
@@ -182,12 +237,14 @@ class Trainer:
         """Write a checkpoint that holds everything a resumed run needs, its history included."""
         self.read_back()
         meta = {"config": self.config.as_dict(), "sequences": self.sequences, "rows": self.rows} | (extra or {})
-        checkpoint.save(folder, self.step_count, self.optimizer.state(), meta, keep=keep)
+        with self._on_stream():
+            checkpoint.save(folder, self.step_count, self.optimizer.state(), meta, keep=keep)
 
     def restore(self, folder: Path, step: int | None = None) -> dict[str, Any]:
         """Load a checkpoint (the newest by default) into this run and return its meta data."""
         tensors, meta = checkpoint.load(folder, step)
-        self.optimizer.load_state(tensors)
+        with self._on_stream():
+            self.optimizer.load_state(tensors)
         self.step_count, self.sequences, self.rows = meta["step"], meta["sequences"], meta["rows"]
         self._pending.clear()
         return meta
@@ -202,6 +259,7 @@ def train(
     checkpoint_every: int = 0,
     keep: int = 2,
     read_every: int = 25,
+    graphs: bool = False,
     progress: Callable[[dict[str, float]], None] | None = None,
 ) -> list[dict[str, float]]:
     """Train until the tokens (or `steps`) are used up, resuming from the folder's newest checkpoint.
@@ -214,13 +272,14 @@ def train(
         checkpoint_every: steps between checkpoints; 0 writes one at the end only.
         keep: checkpoints that stay; 0 keeps all.
         read_every: steps between reading metrics back, the only host waits.
+        graphs: replay steps as CUDA graphs, see `Trainer`.
         progress: called with the newest row at each read-back.
     Returns:
         The history, one dict a step.
     Raises:
         ValueError: the folder holds a run of another configuration.
     """
-    trainer = Trainer(config, device)
+    trainer = Trainer(config, device, graphs=graphs)
     if checkpoint.steps(folder):
         meta = trainer.restore(folder)
         if meta["config"] != config.as_dict():
