@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load", "slugs", "verify"]
+__all__ = ["__version__", "critical_microbatch", "load", "slugs", "verify"]
 
 
 def load(slug: str):
@@ -51,6 +51,20 @@ def verify(fn, *, steps: int = 3, warmup: int = 2, **options):
     from workbench.measure.capture import verify as _verify
 
     return _verify(fn, steps=steps, warmup=warmup, **options)
+
+
+def critical_microbatch(prepare, sizes=(256, 512, 1024, 2048, 4096, 8192), **options):
+    """Measure where your own region's device time meets its submission time; see `fig32_critical_microbatch`.
+
+    Args:
+        prepare: size -> a callable without arguments that runs the region at that size.
+        sizes: at least two sizes, ascending.
+
+    Source: report, Section 8.3, Equation 12.
+    """
+    from workbench.experiments.fig32_critical_microbatch import critical_microbatch as _critical
+
+    return _critical(prepare, sizes, **options)
 
 
 def load_ipython_extension(ipython) -> None:

@@ -7,8 +7,10 @@ import json
 
 import polars as pl
 import pytest
+import torch
 
-from workbench.experiment import Result, load
+import workbench
+from workbench.experiment import Result, gpu_present, load
 from workbench.experiments import fig32_critical_microbatch as fig32
 
 TOKENS = (256, 512, 1024, 2048, 4096, 8192)
@@ -28,10 +30,13 @@ def table(crossing: float = 2048.0, idle_until: float = 2048.0, growth: float = 
                     spent = cost * growth ** (tokens / TOKENS[-1])
                     row = {"kind": "measured", "layer": layer, "passes": passes, "mode": mode, "tokens": tokens,
                            "submit_us": json.dumps([spent * f for f in (0.99, 1, 1.01)]),
-                           "device_us": json.dumps([device * f for f in (0.99, 1, 1.01)]), "launches": 20}  # fmt: skip
+                           "device_us": json.dumps([device * f for f in (0.99, 1, 1.01)]), "launches": 20,
+                           "host_held_up": False}  # fmt: skip
                     if mode == "eager":
-                        row |= {"activation_bytes": 100_000 * tokens,
-                                "idle_share": 0.5 if tokens < idle_until else 0.01}  # fmt: skip
+                        waits = layer == "routed, synchronized"
+                        dry = tokens < (4 * idle_until if waits else idle_until)
+                        row |= {"activation_bytes": 100_000 * tokens, "waits": waits, "wall_us_p50": max(device, spent),
+                                "idle_share": 0.5 if dry else 0.01}  # fmt: skip
                     rows.append(row)
     return rows
 
@@ -87,14 +92,21 @@ def test_sliders_scale_the_measured_table():
 
 
 def test_idle_far_from_the_crossover_fails_the_claim():
-    result = measured(table(idle_until=100_000))
-    bad = [c for c in result.checks if c.holds is False]
-    assert len(bad) == 6 and all("runs dry" in c.claim for c in bad)
-    # Only the path that waits has a known reason to run dry above its crossover.
-    assert {c.claim.split(":")[0] for c in bad if c.known} == {
-        "routed, synchronized layer, forward",
-        "routed, synchronized layer, forward + backward",
-    }
+    bad = failing(measured(table(idle_until=100_000)))
+    assert len(bad) == 4 and all("runs dry" in claim for claim in bad)
+
+
+def test_a_wait_that_costs_no_idle_time_fails_its_claim():
+    """The path with a host wait is held to the other claim: idle beyond the crossover that leaves its wait out."""
+    bad = failing(measured(table(idle_until=512.0)))
+    assert sum("a host wait in every call" in claim for claim in bad) == 2
+    assert sum("runs dry" in claim for claim in bad) == 4
+
+
+def test_a_host_that_was_held_up_fails_the_claim():
+    rows = [r | {"host_held_up": r["layer"] == "dense"} for r in table()]
+    bad = failing(measured(rows))
+    assert len(bad) == 2 and all("waits for no device value" in claim for claim in bad)
 
 
 def test_submission_that_grows_with_the_microbatch_fails_the_claim():
@@ -106,25 +118,133 @@ def test_replay_that_costs_more_fails_the_claim():
     assert sum("moves the crossover left" in claim for claim in failing(measured(rows))) == 4
 
 
-@pytest.mark.parametrize(
-    "share, expected",
-    [
-        ([0.5, 0.5, 0.0], 2 ** (0.45 / 0.5) * 200),
-        ([0.0, 0.0, 0.0], 100.0),
-        ([0.5, 0.5, 0.5], float("inf")),
-        ([0.5, 0.01, 0.5], float("inf")),
-    ],
-)
-def test_where_idle_begins(share, expected):
-    assert fig32.idle_begins([100, 200, 400], share) == pytest.approx(expected)
-
-
 def test_figures_of_both_sources_draw():
     for result in (measured(table()), load("fig32_critical_microbatch").run("model", replay=False)):
         names = {t.name for t in result.figure().data}
         assert ("submission time, eager" in names) or ("CPU submission, eager" in names)
     hidden = {t.name for t in measured(table(), replay=False).figure().data}
     assert "submission time, replay" not in hidden
+
+
+class Device:
+    """A pretended device and host: device time grows with the size, submission does not."""
+
+    def __init__(self, monkeypatch, crossing: int = 2048, waits: bool = False) -> None:
+        from workbench.measure import capture, regions, timing
+
+        self.crossing, self.waits, self.size, self.calls = crossing, waits, 0, []
+        monkeypatch.setattr(capture, "require_gpu", lambda what: None)
+        monkeypatch.setattr(regions, "spin_cycles_per_us", lambda: 1.0)
+        monkeypatch.setattr(regions, "measure_region", self.measure)
+        monkeypatch.setattr(regions, "idle_share", lambda call, calls: 0.0 if self.size >= crossing else 0.5)
+        monkeypatch.setattr(timing, "wall_us", lambda call, **_: [100.0, 100.0])
+        properties = type("Properties", (), {"total_memory": 1 << 37})
+        monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: properties)
+
+    def prepare(self, size: int):
+        def call() -> None:
+            self.size = size
+
+        return call
+
+    def measure(self, call, *, repeats, warmup, per_us, count):
+        from workbench.measure.regions import Region
+
+        call()
+        self.calls.append((self.size, repeats, warmup, count))
+        times = [100.0 * self.size / self.crossing] * repeats
+        return Region([100.0] * repeats, times, launches=7 if count else 0, waited=self.waits)
+
+
+def test_your_own_layer_gets_its_crossover(monkeypatch):
+    device = Device(monkeypatch)
+    result = workbench.critical_microbatch(device.prepare, [512, 1024, 4096], repeats=9)
+    (curve,) = fig32.curves(result)
+    assert curve["critical"] == pytest.approx(2048) and curve["layer"] == "your layer"
+    assert [r["launches"] for r in curve["rows"]] == [7, 7, 7]
+    assert [len(json.loads(r["submit_us"])) for r in curve["rows"]] == [9, 9, 9]
+    # Every size once a round; warm-up and counting belong to the first.
+    assert device.calls == [(s, 3, 1 if turn else 3, turn == 0) for turn in range(3) for s in (512, 1024, 4096)]
+    assert len(result.checks) == 4 and not failing(result)
+    assert result.with_params(device_speed=2.0).figure().data
+    assert result.recording.record["workload"]["size_unit"] == "tokens"
+
+
+class PretendedLayers:
+    """Stands in for the development model's layers; one of them refuses to be compiled."""
+
+    def __init__(self, device: Device, broken: BaseException | None) -> None:
+        self.device, self.broken = device, broken
+        self.layers = {"dense": "dense", "routed, rowwise": "rowwise", "routed, synchronized": "synchronized"}
+
+    def region(self, name, passes, tokens, layer=None):
+        from workbench.measure.blocks import LayerRegion
+
+        if layer == "compiled rowwise" and self.broken:
+            raise self.broken
+        call = self.device.prepare(tokens)
+        return LayerRegion(lambda: (call(), torch.ones(4))[1], call, call)
+
+
+@pytest.mark.parametrize(
+    "broken, said",
+    [
+        (None, "graphs over all sizes"),
+        (TypeError("no\nsecond line"), "refused: TypeError: no"),
+        (KeyboardInterrupt(), None),
+    ],
+)
+def test_measuring_visits_every_region_and_keeps_its_rows_whatever_the_compiler_does(monkeypatch, broken, said):
+    from workbench.measure import blocks, timing
+    from workbench.record import Recorder
+
+    device = Device(monkeypatch)
+    monkeypatch.setattr(blocks, "Layers", lambda experts, gemm: PretendedLayers(device, broken))
+    monkeypatch.setattr(blocks, "activation_bytes", lambda region: 1000)
+    monkeypatch.setattr(timing, "capture", lambda calls, warmup: type("Graph", (), {"replay": staticmethod(calls[0])}))
+    monkeypatch.setattr("torch.compile", lambda layer, dynamic: f"compiled {layer}")
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    params = fig32.CriticalMicrobatchParams(tokens=(1024, 32768), compiled_tokens=(1024,), repeats=12)
+    recorder = Recorder("fig32_critical_microbatch", {})
+    rows = fig32.measure(params, recorder)
+    modes = {}
+    for r in rows:
+        modes.setdefault(r["mode"], []).append(r)
+    assert len(modes["eager"]) == 2 * 3 * 2 and len(modes["replay"]) == 2 * 2 * 2
+    assert len(modes["compiled"]) == (2 if broken else 4)
+    assert {(r["tokens"], len(json.loads(r["submit_us"]))) for r in modes["eager"]} == {(1024, 12), (32768, 6)}
+    assert {r["layer"] for r in modes["eager"] if r["waits"]} == {"routed, synchronized"}
+    compiled = recorder.live().record["protocol"]["compile"]
+    assert "interrupted" in compiled if said is None else said in compiled["routed, rowwise"]
+    result = Result(experiment=fig32.EXPERIMENT, params=params, source="live",
+                    table=pl.DataFrame(rows, infer_schema_length=None), recording=recorder.live())  # fmt: skip
+    assert result.checks and result.figure().data
+
+
+def test_several_layers_stand_side_by_side_and_a_wait_is_said(monkeypatch):
+    device = Device(monkeypatch, waits=True)
+    result = workbench.critical_microbatch({"a": device.prepare, "b": device.prepare}, [1, 2], unit="sequences")
+    assert [c["layer"] for c in fig32.curves(result)] == ["a", "b"]
+    bad = [c for c in result.checks if c.holds is False and "waits for no device value" in c.claim]
+    assert len(bad) == 2 and "1, 2 sequences" in bad[0].value
+    assert "sequences per microbatch" in result.figure().to_json()
+
+
+@pytest.mark.parametrize("sizes", [[256], [512, 256], [256, 256], [0, 4], [1.5, 3], [True, 2]])
+def test_sizes_that_cannot_be_swept_are_refused(monkeypatch, sizes):
+    with pytest.raises(ValueError, match="ascending, got"):
+        workbench.critical_microbatch(Device(monkeypatch).prepare, sizes)
+
+
+def test_your_layer_needs_a_gpu_enough_repeats_and_a_callable(monkeypatch):
+    if not gpu_present():
+        with pytest.raises(RuntimeError, match="critical_microbatch needs a CUDA GPU"):
+            workbench.critical_microbatch(lambda n: lambda: None, [1, 2])
+    device = Device(monkeypatch)
+    with pytest.raises(ValueError, match="at least 6, got 2"):
+        workbench.critical_microbatch(device.prepare, [1, 2], repeats=2)
+    with pytest.raises(TypeError, match=r"your layer at size 1: .* got int"):
+        workbench.critical_microbatch(lambda n: n, [1, 2])
 
 
 @pytest.mark.skipif(fig32.EXPERIMENT.recording is None, reason="no recording is pinned yet")

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.models.crossover import SUBMIT_EAGER, SUBMIT_REPLAY, DeviceCurve, largest_microbatch, schematic
+from workbench.models.crossover import (
+    SUBMIT_EAGER,
+    SUBMIT_REPLAY,
+    DeviceCurve,
+    idle_begins,
+    largest_microbatch,
+    schematic,
+)
 
 positive = st.floats(0.05, 50.0)
 
@@ -71,3 +78,16 @@ def test_tokens_that_fill_the_memory():
     assert largest_microbatch(141e9, 100_000) == pytest.approx(1.41e6)
     with pytest.raises(ValueError, match="activation_bytes_per_token"):
         largest_microbatch(1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "share, expected",
+    [
+        ([0.5, 0.5, 0.0], 2 ** (0.45 / 0.5) * 200),
+        ([0.0, 0.0, 0.0], 100.0),
+        ([0.5, 0.5, 0.5], float("inf")),
+        ([0.5, 0.01, 0.5], float("inf")),
+    ],
+)
+def test_where_idle_begins(share, expected):
+    assert idle_begins(np.array([100, 200, 400]), np.array(share), 0.05) == pytest.approx(expected)

@@ -62,3 +62,18 @@ def test_interval_holds_the_crossing_and_narrows_with_less_noise():
         return high - low
 
     assert width(0.2) > 3 * width(0.01)
+
+
+def test_a_round_that_was_slow_as_a_whole_widens_the_interval():
+    rng = np.random.default_rng(1)
+    x = np.geomspace(16, 4096, 9)
+    device = [np.full((3, 6), v) for v in x]
+    steady = [rng.normal(400.0, 4.0, (3, 6)) for _ in x]
+    spells = [s + np.array([[0.0], [0.0], [200.0]]) for s in steady]
+
+    def width(submit) -> float:
+        _, low, high = crossing_interval(x, device, submit, draws=300)
+        return high - low
+
+    pooled = [s.ravel() for s in spells]
+    assert width(spells) > 2 * width(pooled) and width(spells) > 10 * width(steady)

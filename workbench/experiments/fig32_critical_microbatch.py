@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.experiments._crossover import FASTER, crossover_checks, curves, draw_crossovers
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-IDLE = 0.05
-"""Idle share from which a device counts as running dry; below it are launch turnaround and the profiler's grain."""
-SHORTER = 10.0
+ROUNDS = 3
 LARGE = 16384
 """Tokens above which fewer calls are timed: their times are tens of milliseconds."""
-FASTER = 2.0
-"""Device speed of the claim that a faster device moves the crossover right."""
 ROUTED = ("routed, rowwise", "routed, synchronized")
+COMPILED = ("dense", "routed, rowwise")
+"""Layers that torch.compile is tried on. The synchronized layer reads a value in its middle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +28,11 @@ class CriticalMicrobatchParams(Params):
     tokens: tuple[int, ...] = param(
         (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536), "microbatch sizes", unit="tokens", min=64, max=131072
     )
-    compiled_tokens: tuple[int, ...] = param((1024, 4096), "sizes of the compiled dense layer", unit="tokens", min=64)
+    compiled_tokens: tuple[int, ...] = param(
+        (256, 1024, 2048, 4096, 8192), "sizes of the compiled layers; none skips them", unit="tokens", min=64
+    )
     experts: int = param(16, "routed experts on this GPU: one rank's share of 128 at EP8", min=8, max=128)
-    repeats: int = param(12, "timed calls of each region", min=5, max=200)
+    repeats: int = param(12, "timed calls of each region, over all rounds", min=6, max=200)
     device_speed: float = param(1.0, "device faster by", min=0.25, max=8.0, step=0.05, log=True, analysis=True)
     host_cost: float = param(1.0, "submission time scaled by", min=0.1, max=4.0, step=0.05, log=True, analysis=True)
     activation_scale: float = param(
@@ -65,203 +66,133 @@ def _schematic_row(kind: str, name: str, x: float, time: float, limit: float | N
 
 
 def measure(params: CriticalMicrobatchParams, recorder: Any) -> list[dict[str, Any]]:
-    """Measure submission and device time of every layer, pass and size on this GPU."""
+    """Measure submission and device time of every layer, pass and size on this GPU.
+
+    An interrupt while a layer is being compiled keeps what was measured before.
+    """
     import torch
 
     from workbench.measure.blocks import LAYERS, PASSES, Layers
+    from workbench.measure.critical import Sweep
     from workbench.measure.regions import spin_cycles_per_us
 
-    per_us = spin_cycles_per_us()
-    recorder.set(
-        "protocol",
-        timer="submission: perf_counter_ns behind a spin kernel, the host wait of the synchronized path left out; "
-        "device: CUDA events around the queued region; wall: perf_counter_ns over back-to-back calls",
-        warmup="3 calls of each region and size",
-        repeats=params.repeats,
-        order="sizes ascending, layers in turn at each size",
-        l2="warm for small sizes: inputs of one region are reused",
-        spin_cycles_per_us=per_us,
-        idle="torch.profiler, device activities only, 8 back-to-back calls of which the first 2 are left out",
-    )
+    sweep = Sweep(spin_cycles_per_us())
+    _protocol(recorder, params.repeats, sweep.per_us)
     recorder.set("precision", parameter="bfloat16", activation="bfloat16", accumulation="float32")
     recorder.set("topology", nodes=1, gpus=1, ep_mp=1)
     recorder.set("workload", experts=params.experts, top_k=8, shared_experts=1, capacity="capacity factor 1.25",
                  layers=1, seeds=[0], sequence_tokens=8192,
                  memory_bytes=torch.cuda.get_device_properties(0).total_memory)  # fmt: skip
     layers = Layers(params.experts, None)
-    for tokens in params.tokens:
-        for layer in LAYERS:
-            for passes in PASSES:
-                _measure_one(params, recorder, layers, per_us, tokens, layer, passes)
-        torch.cuda.empty_cache()
-    module = torch.compile(layers.layers["dense"], dynamic=True)
-    for passes in PASSES:
-        for tokens in params.compiled_tokens:
-            _measure_mode(params, recorder, per_us, tokens, "dense", passes, "compiled",
-                          layers.region("dense", passes, tokens, layer=module))  # fmt: skip
+    started = time.monotonic()
+    for turn in range(ROUNDS):
+        for tokens in params.tokens:
+            for layer in LAYERS:
+                for passes in PASSES:
+                    _measure_one(params, sweep, layers, tokens, layer, passes)
+            torch.cuda.empty_cache()
+        print(f"round {turn + 1} of {ROUNDS}: {time.monotonic() - started:.0f} s", flush=True)
+    said: dict[str, str] = {}
+    try:
+        for layer in COMPILED if params.compiled_tokens else ():
+            said[layer] = _measure_compiled(params, sweep, layers, layer)
+            print(f"{layer}, compiled: {said[layer]}, {time.monotonic() - started:.0f} s", flush=True)
+    except KeyboardInterrupt:
+        said["interrupted"] = "while compiling; the rows before it are kept"
+    recorder.set("protocol", compile=said or "not asked for")
+    sweep.write(recorder)
     return recorder.rows
 
 
-def _measure_one(params, recorder, layers, per_us: float, tokens: int, layer: str, passes: str) -> None:
+def _protocol(recorder: Any, repeats: int, per_us: float) -> None:
+    recorder.set(
+        "protocol",
+        timer="submission: perf_counter_ns behind a spin kernel, the host wait of the synchronized path left out; "
+        "device: CUDA events around the queued region; wall: perf_counter_ns over back-to-back calls",
+        warmup="3 calls of each region and size, 1 in later rounds",
+        repeats=repeats,
+        rounds=ROUNDS,
+        order="sizes ascending, layers in turn at each size, all of it once a round; replay and compiled in one round",
+        l2="warm for small sizes: inputs of one region are reused",
+        spin_cycles_per_us=per_us,
+        idle="torch.profiler, device activities only, back-to-back calls of which the first 2 are left out",
+    )
+
+
+def _measure_one(params: Any, sweep: Any, layers: Any, tokens: int, layer: str, passes: str) -> None:
     from workbench.measure.blocks import activation_bytes
+    from workbench.measure.critical import Key
     from workbench.measure.timing import capture
 
-    region = layers.region(layer, passes, tokens)
-    _measure_mode(params, recorder, per_us, tokens, layer, passes, "eager", region)
-    recorder.rows[-1]["activation_bytes"] = activation_bytes(region)
-    # The host reads a value inside the synchronized layer, which a capture refuses. A replay's submission hardly
-    # changes with the size, so that large ones only cost time.
-    if layer == "routed, synchronized" or tokens > LARGE:
+    key, region, large = Key(layer, passes, "eager", tokens), layers.region(layer, passes, tokens), tokens > LARGE
+    first = key not in sweep.notes
+    repeats = max(2, params.repeats // ROUNDS // (2 if large else 1))
+    sweep.add(key, region.submit_call, repeats, count=first)
+    if not first:
         return
-    graph = capture([region.call], warmup=1)
-    _measure_mode(params, recorder, per_us, tokens, layer, passes, "replay", None, graph.replay)
+    sweep.add_idle(key, region.call, batch=2 if large else 4, calls=4 if large else 8)
+    waits = layer == "routed, synchronized"
+    sweep.note(key, activation_bytes=activation_bytes(region), waits=waits)
+    # The host reads a value inside the synchronized layer, which a capture refuses.
+    if not waits:
+        graph = capture([region.call], warmup=1)
+        sweep.add(Key(layer, passes, "replay", tokens), graph.replay, max(4, params.repeats // ROUNDS))
 
 
-def _measure_mode(params, recorder, per_us, tokens, layer, passes, mode, region, call=None) -> None:
-    from workbench.measure.blocks import idle_share
-    from workbench.measure.regions import measure_region
-    from workbench.measure.timing import percentile, wall_us
+def _measure_compiled(params: Any, sweep: Any, layers: Any, layer: str) -> str:
+    """Measure a compiled layer and return what compiling it did; a refusal is a result and no failure."""
+    import torch
+    from torch._dynamo.utils import counters
 
-    call = call or region.call
-    submit_call = region.submit_call if region else call
-    repeats = params.repeats if tokens <= LARGE else max(5, params.repeats // 2)
-    measured = measure_region(submit_call, repeats=repeats, per_us=per_us, count=mode != "replay")
-    row: dict[str, Any] = {"kind": "measured", "layer": layer, "passes": passes, "mode": mode, "tokens": tokens}
-    for name, values in (("submit", measured.submit_us), ("device", measured.device_us)):
-        recorder.samples(f"{layer} {passes} {mode} {tokens} {name}_us", values)
-        row |= {f"{name}_us_p{q}": round(percentile(values, q / 100), 3) for q in (20, 50, 80)}
-        row[f"{name}_us"] = json.dumps([round(v, 2) for v in values])
-    row |= {"launches": measured.launches, "host_held_up": measured.waited}
-    if mode == "eager":
-        walls = wall_us(call, repeats=3, warmup=1, batch=6 if tokens <= LARGE else 2)
-        row |= {"wall_us_p50": round(percentile(walls, 0.5), 3), "idle_share": round(idle_share(call), 5)}
-    recorder.row(**row)
+    from workbench.measure.blocks import PASSES
+    from workbench.measure.critical import Key
 
-
-def curves(result: Result) -> list[dict[str, Any]]:
-    """Per layer, pass and mode of a measured table: sizes, scaled medians, and the crossover with its interval."""
-    import numpy as np
-    import polars as pl
-
-    from workbench.models.crossover import largest_microbatch
-    from workbench.models.regression import crossing_interval
-
-    p = result.params
-    table = result.table.filter(pl.col("kind") == "measured")
-    out = []
-    for (layer, passes, mode), part in table.group_by(["layer", "passes", "mode"], maintain_order=True):
-        rows = sorted(part.to_dicts(), key=lambda r: r["tokens"])
-        device = [np.array(json.loads(r["device_us"])) / p.device_speed for r in rows]
-        submit = [np.array(json.loads(r["submit_us"])) * p.host_cost for r in rows]
-        x = np.array([r["tokens"] for r in rows], dtype=float)
-        at, low, high = crossing_interval(x, device, submit, draws=300)
-        top = rows[-1].get("activation_bytes")
-        memory = _memory_bytes(result) * p.memory_scale
-        limit = None
-        if top and memory:
-            limit = largest_microbatch(memory, top / rows[-1]["tokens"] * p.activation_scale)
-        out.append({
-            "layer": layer, "passes": passes, "mode": mode, "tokens": x, "rows": rows, "limit": limit,
-            "device": np.array([np.median(d) for d in device]), "submit": np.array([np.median(s) for s in submit]),
-            "device_samples": device, "submit_samples": submit, "critical": at, "low": low, "high": high,
-        })  # fmt: skip
-    return out
+    counters.clear()
+    module = torch.compile(layers.layers[layer], dynamic=True)
+    rows = []
+    try:
+        for tokens in params.compiled_tokens:
+            eager = layers.region(layer, "forward", tokens)
+            for passes in PASSES:
+                region = layers.region(layer, passes, tokens, layer=module)
+                if passes == "forward":
+                    _same_output(eager, region)
+                rows.append(Key(layer, passes, "compiled", tokens))
+                sweep.add(rows[-1], region.submit_call, params.repeats, count=True)
+    except Exception as error:  # the compiler refuses in many ways
+        return f"refused: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+    graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    for key in rows:
+        sweep.note(key, graphs=graphs, graph_breaks=breaks)
+    reasons = sorted({reason.strip().splitlines()[0][:100] for reason in counters["graph_break"]})
+    return f"{graphs} graphs over all sizes, {breaks} graph breaks" + (f": {'; '.join(reasons)}" if reasons else "")
 
 
-def _memory_bytes(result: Result) -> float:
-    if result.recording is None:
-        return 0.0
-    return float(result.recording.record.get("workload", {}).get("memory_bytes") or 0.0)
-
-
-def idle_begins(tokens: Any, share: Any, threshold: float = IDLE) -> float:
-    """Return the size, interpolated in log tokens, below which the idle share exceeds `threshold`.
-
-    The largest such size counts; the first size where no share exceeds it, infinity where the last one does.
-    """
-    import numpy as np
-
-    above = np.flatnonzero(np.asarray(share) > threshold)
-    if not above.size:
-        return float(tokens[0])
-    j = int(above[-1])
-    if j == len(tokens) - 1:
-        return float("inf")
-    part = (share[j] - threshold) / (share[j] - share[j + 1])
-    return float(tokens[j] * (tokens[j + 1] / tokens[j]) ** part)
+def _same_output(eager: Any, compiled: Any) -> None:
+    """Raise where a compiled forward differs from the eager one by more than BF16 fusion explains."""
+    a, b = eager.call().float(), compiled.call().float()
+    error = float((a - b).norm() / a.norm())
+    if not error < 0.03:
+        raise ArithmeticError(f"compiled output differs from eager output by {error:.3g} of its norm")
 
 
 def checks(result: Result) -> list[Check]:
     """Claims of the caption and of Section 8.3."""
     if "mode" not in result.table.columns:
         return _schematic_checks(result)
-    from workbench.models.regression import crossing
-
-    found = {(c["layer"], c["passes"], c["mode"]): c for c in curves(result)}
-    eager = [c for c in found.values() if c["mode"] == "eager"]
-    out = []
-    for c in eager:
-        name = f"{c['layer']} layer, {c['passes']}"
-        faster = crossing(c["tokens"], c["device"] / FASTER, c["submit"])
-        inside = c["critical"] > c["tokens"][0]
-        out.append(
-            Check(
-                f"{name}: a {FASTER:g} times faster device moves the crossover right",
-                faster > c["critical"] if faster > c["tokens"][0] else None,
-                f"{_tokens(c['critical'], c)} ({_tokens(c['low'], c)} to {_tokens(c['high'], c)}) "
-                f"to {_tokens(faster, c)} tokens",
-            )
-        )
-        replay = found.get((c["layer"], c["passes"], "replay"))
-        if replay:
+    found = {(c["layer"], c["passes"]): c for c in curves(result) if c["mode"] == "eager"}
+    out = crossover_checks(result)
+    for (layer, passes), c in found.items():
+        dense = found.get(("dense", passes))
+        if layer in ROUTED and dense:
             out.append(
                 Check(
-                    f"{name}: cheaper submission (graph replay) moves the crossover left",
-                    replay["critical"] < c["critical"] if inside else None,
-                    f"{_tokens(c['critical'], c)} to {_tokens(replay['critical'], replay)} tokens",
+                    f"{layer}, {passes}: routing adds submission work to the dense layer's",
+                    c["submit"][0] > dense["submit"][0],
+                    f"{c['submit'][0]:.0f} against {dense['submit'][0]:.0f} us",
                 )
             )
-        out.append(_idle_check(name, c))
-    for passes in ("forward", "forward + backward"):
-        dense = found.get(("dense", passes, "eager"))
-        for layer in ROUTED:
-            c = found.get((layer, passes, "eager"))
-            if dense and c:
-                ratio = float(c["submit"][0] / dense["submit"][0])
-                out.append(
-                    Check(f"{layer} {passes}: routing adds submission work to the dense layer's", ratio > 1,
-                          f"{c['submit'][0]:.0f} against {dense['submit'][0]:.0f} us")
-                )  # fmt: skip
-    flat = [float(c["submit"].max() / c["submit"].min()) for c in eager]
-    grows = [float(c["device"][-1] / c["device"][0]) for c in eager]
-    out.append(
-        Check(
-            f"shrinking the microbatch shortens device time at least {SHORTER:g} times as much as submission time",
-            min(grows) / max(flat) > SHORTER,
-            f"over {eager[0]['tokens'][-1] / eager[0]['tokens'][0]:.0f} times the tokens: submission at most "
-            f"{max(flat):.2f}x, device at least {min(grows):.0f}x",
-        )
-    )
     return out
-
-
-def _idle_check(name: str, c: dict[str, Any]) -> Check:
-    share = [r["idle_share"] for r in c["rows"]]
-    begins = idle_begins(c["tokens"], share)
-    waits = c["layer"] == "routed, synchronized"
-    claim = f"{name}: the device runs dry below the crossover and not above, within one doubling"
-    value = f"idle above {IDLE:.0%} below {_tokens(begins, c)} tokens; crossover {_tokens(c['critical'], c)}"
-    holds = bool(c["critical"] / 2 <= begins <= c["critical"] * 2)
-    known = ""
-    if not holds and waits:
-        known = "the host wait in every call lets the device run dry far above the crossover of plain submission"
-    return Check(claim, holds, value, known)
-
-
-def _tokens(value: float, c: dict[str, Any]) -> str:
-    if value <= c["tokens"][0]:
-        return f"at most {c['tokens'][0]:.0f}"
-    return f"beyond {c['tokens'][-1]:.0f}" if value > c["tokens"][-1] else f"{value:.0f}"
 
 
 def _schematic_checks(result: Result) -> list[Check]:
@@ -290,7 +221,7 @@ def _schematic_checks(result: Result) -> list[Check]:
 
 def draw(result: Result) -> go.Figure:
     """Draw device and submission time over the microbatch, the crossovers and where memory ends."""
-    return _draw_measured(result) if "mode" in result.table.columns else _draw_schematic(result)
+    return draw_crossovers(result) if "mode" in result.table.columns else _draw_schematic(result)
 
 
 def _draw_schematic(result: Result) -> go.Figure:
@@ -335,68 +266,72 @@ def _draw_schematic(result: Result) -> go.Figure:
     return fig
 
 
-def _draw_measured(result: Result) -> go.Figure:
-    import plotly.graph_objects as go
+def critical_microbatch(
+    prepare: Callable[[int], Callable[[], Any]] | Mapping[str, Callable[[int], Callable[[], Any]]],
+    sizes: Sequence[int] = (256, 512, 1024, 2048, 4096, 8192),
+    *,
+    unit: str = "tokens",
+    repeats: int = 12,
+    replay: bool = False,
+) -> Result:
+    """Measure where your own region's device time meets its submission time: below that size your GPU runs dry.
 
-    from workbench.measure.blocks import LAYERS, PASSES
-    from workbench.plotting import COLOURS, INK, SERIES, figure
+    Args:
+        prepare: size -> a callable without arguments that runs the region at that size, its inputs made beforehand;
+            or several of them by name, drawn side by side.
+        sizes: at least two sizes, ascending.
+        unit: what the sizes count.
+        repeats: timed calls of each region and size, over three rounds.
+        replay: also capture each region as a CUDA graph and measure its replay.
+    Returns:
+        A live `Result`: `.figure()`, `.checks`, `.table`, and the sliders of `workbench.widgets.explore`.
+    Raises:
+        ValueError: sizes or repeats.
+        TypeError: `prepare` does not return a callable.
+        RuntimeError: no GPU.
 
-    p = result.params
-    fig = figure("Device time against submission time of one layer", rows=2, cols=3, height=720, shared_yaxes=True,
-                 vertical_spacing=0.14, horizontal_spacing=0.03,
-                 subplot_titles=[f"{n}<br>{q}" for q in PASSES for n in LAYERS])  # fmt: skip
-    fig.update_annotations(font={"size": 12})
-    # Sub-plot titles would sit under the legend.
-    fig.update_layout(legend={"y": -0.15, "yanchor": "top"}, margin={"t": 110})
-    style = {
-        "eager": {"dash": "solid", "device": COLOURS["gpu_execute"], "submit": COLOURS["sync_wait"]},
-        "replay": {"dash": "dash", "device": COLOURS["gpu_execute"], "submit": COLOURS["sync_wait"]},
-        "compiled": {"dash": "dot", "device": SERIES[5], "submit": SERIES[4]},
-    }
-    seen: set[str] = set()
-    drawn = [c for c in curves(result) if p.replay or c["mode"] != "replay"]
-    for c in drawn:
-        where: Any = {"row": PASSES.index(c["passes"]) + 1, "col": LAYERS.index(c["layer"]) + 1}
-        look = style[c["mode"]]
-        for kind, label in (("device", "device"), ("submit", "submission")):
-            if kind == "device" and c["mode"] == "replay":
-                continue
-            name = f"{label} time, {c['mode']}"
-            fig.add_trace(
-                go.Scatter(
-                    x=c["tokens"], y=c[kind] / 1e3, mode="lines+markers", name=name, legendgroup=name,
-                    showlegend=name not in seen, marker={"size": 5},
-                    line={"color": look[kind], "dash": look["dash"], "width": 2},
-                    customdata=[(r["launches"], r.get("idle_share") or 0.0) for r in c["rows"]],
-                    hovertemplate="%{x} tokens: %{y:.3f} ms<br>%{customdata[0]} launches"
-                    + ("<br>device idle %{customdata[1]:.1%}" if c["mode"] == "eager" else "")
-                    + f"<extra>{name}</extra>",
-                ),
-                **where,
-            )  # fmt: skip
-            seen.add(name)
-        if c["mode"] == "eager":
-            _mark_crossover(fig, c, where, COLOURS["idle"], INK)
-    times = [float(v) / 1e3 for c in drawn for v in (*c["device"], *c["submit"])]
-    # A decade above the curves holds the panels' words.
-    fig.update_xaxes(type="log", dtick=1)
-    fig.update_yaxes(type="log", dtick=1, range=[math.log10(min(times)) - 0.2, math.log10(max(times)) + 1.0])
-    fig.update_xaxes(title="tokens per microbatch (log)", row=2, col=2)
-    fig.update_yaxes(title="time (ms, log)", col=1)
-    return fig
+    Source: report, Section 8.3, Equation 12.
+    """
+    from workbench.measure.capture import require_gpu
 
+    asked = list(sizes)
+    if len(asked) < 2 or any(type(n) is not int or n < 1 for n in asked) or sorted(set(asked)) != asked:
+        raise ValueError(f"sizes: expected at least two whole numbers from 1, ascending, got {asked}")
+    if repeats < 2 * ROUNDS:
+        raise ValueError(f"repeats: expected at least {2 * ROUNDS}, got {repeats}")
+    require_gpu("critical_microbatch")
+    import torch
 
-def _mark_crossover(fig: go.Figure, c: dict[str, Any], where: Any, band: str, ink: str) -> None:
-    begins = idle_begins(c["tokens"], [r["idle_share"] for r in c["rows"]])
-    if c["tokens"][0] < begins < c["tokens"][-1]:
-        fig.add_vrect(x0=c["tokens"][0], x1=begins, fillcolor=band, opacity=0.22, line_width=0, **where)
-    text = f"crossover {_tokens(c['critical'], c)} tokens<br>idle > {IDLE:.0%} below {_tokens(begins, c)}"
-    if c["tokens"][0] < c["critical"] <= c["tokens"][-1]:
-        fig.add_vline(x=c["critical"], line={"color": ink, "dash": "dot"}, layer="below", **where)
-    if c["limit"]:
-        text += f"<br>{c['limit']:,.0f} tokens fill the memory"
-    fig.add_annotation(text=text, x=0.03, y=0.97, xref="x domain", yref="y domain", xanchor="left", yanchor="top",
-                       showarrow=False, align="left", font={"size": 11}, **where)  # fmt: skip
+    from workbench.experiment import _frame
+    from workbench.measure.critical import Key, Sweep
+    from workbench.measure.regions import spin_cycles_per_us
+    from workbench.measure.timing import capture
+    from workbench.record import Recorder
+
+    named = dict(prepare) if isinstance(prepare, Mapping) else {"your layer": prepare}
+    sweep = Sweep(spin_cycles_per_us())
+    for turn in range(ROUNDS):
+        for size in asked:
+            for name, make in named.items():
+                call = make(size)
+                if not callable(call):
+                    raise TypeError(f"{name} at size {size}: expected a callable without arguments, such as "
+                                    f"lambda: layer(x), got {type(call).__name__}")  # fmt: skip
+                key = Key(name, "", "eager", size)
+                sweep.add(key, call, repeats // ROUNDS, count=turn == 0)
+                if turn == 0:
+                    sweep.add_idle(key, call, batch=4)
+                    sweep.note(key, waits=False)
+                if turn == 0 and replay:
+                    graph = capture([call], warmup=1)
+                    sweep.add(Key(name, "", "replay", size), graph.replay, repeats // ROUNDS)
+    params = CriticalMicrobatchParams(replay=replay)
+    recorder = Recorder(EXPERIMENT.slug, {})
+    _protocol(recorder, repeats, sweep.per_us)
+    recorder.set("workload", size_unit=unit, memory_bytes=torch.cuda.get_device_properties(0).total_memory)
+    sweep.write(recorder)
+    return Result(experiment=EXPERIMENT, params=params, source="live", table=_frame(recorder.rows),
+                  recording=recorder.live())  # fmt: skip
 
 
 EXPERIMENT = Experiment(

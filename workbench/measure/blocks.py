@@ -116,29 +116,3 @@ def activation_bytes(region: LayerRegion) -> int:
     after = torch.cuda.memory_allocated()
     del kept
     return after - before
-
-
-def idle_share(call: Callable[[], Any], calls: int = 8) -> float:
-    """Return the device's idle share over back-to-back calls, from the profiler, the first two calls left out."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    call()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(calls):
-            call()
-        torch.cuda.synchronize()
-    found = profiler.profiler.kineto_results.events()
-    # Synchronisations are rows of the device too, but no work.
-    spans = sorted(
-        (e.start_ns(), e.start_ns() + e.duration_ns())
-        for e in found
-        if str(e.device_type()).endswith("CUDA") and "Sync" not in e.name()
-    )
-    spans = spans[len(spans) * 2 // calls :]
-    busy, reach = 0, spans[0][0]
-    for start, end in spans:
-        busy += max(0, end - max(start, reach))
-        reach = max(reach, end)
-    return 1.0 - busy / (reach - spans[0][0])

@@ -130,3 +130,35 @@ def count_launches(fn: Callable[[], Any]) -> tuple[int, dict[str, tuple[int, flo
         ):
             api.setdefault(event.name, []).append(event.time_range.elapsed_us())
     return device, {k: (len(v), statistics.fmean(v)) for k, v in sorted(api.items())}
+
+
+def idle_share(call: Callable[[], Any], calls: int = 8) -> float:
+    """Return the device's idle share over back-to-back calls, from the profiler, the first two calls left out.
+
+    Raises:
+        ValueError: fewer than three calls.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    if calls < 3:
+        raise ValueError(f"calls: expected at least 3, got {calls}")
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+    found = profiler.profiler.kineto_results.events()
+    # Synchronisations are rows of the device too, but no work.
+    spans = sorted(
+        (e.start_ns(), e.start_ns() + e.duration_ns())
+        for e in found
+        if str(e.device_type()).endswith("CUDA") and "Sync" not in e.name()
+    )
+    spans = spans[len(spans) * 2 // calls :]
+    busy, reach = 0, spans[0][0]
+    for start, end in spans:
+        busy += max(0, end - max(start, reach))
+        reach = max(reach, end)
+    return 1.0 - busy / (reach - spans[0][0])

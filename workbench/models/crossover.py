@@ -85,3 +85,25 @@ def largest_microbatch(memory_bytes: float, activation_bytes_per_token: float) -
     if not activation_bytes_per_token > 0:
         raise ValueError(f"activation_bytes_per_token must be positive, got {activation_bytes_per_token}")
     return memory_bytes / activation_bytes_per_token
+
+
+def idle_begins(sizes: np.ndarray, idle: np.ndarray, threshold: float) -> float:
+    """Return the size below which the device's idle share exceeds `threshold`, interpolated in log size.
+
+    Args:
+        sizes: [N] increasing, positive.
+        idle: [N] idle shares.
+        threshold: share that counts as running dry.
+
+    Returns:
+        The largest such size; the first size where no share exceeds it, infinity where the last one does.
+    """
+    sizes, idle = np.asarray(sizes, dtype=float), np.asarray(idle, dtype=float)
+    above = np.flatnonzero(idle > threshold)
+    if not above.size:
+        return float(sizes[0])
+    j = int(above[-1])
+    if j == len(sizes) - 1:
+        return float("inf")
+    part = (idle[j] - threshold) / (idle[j] - idle[j + 1])
+    return float(sizes[j] * (sizes[j + 1] / sizes[j]) ** part)

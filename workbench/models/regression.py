@@ -100,8 +100,9 @@ def crossing_interval(
 
     Args:
         x: [N] increasing.
-        device: N arrays of repeats.
-        submit: N arrays of repeats.
+        device: N arrays of repeats, [repeats] or [rounds, repeats].
+        submit: N arrays of repeats, alike. Rounds are resampled first and repeats inside them, so that a spell that
+            slowed one whole round widens the interval.
         level: coverage.
         draws: bootstrap resamples.
         seed: of the resampling.
@@ -109,8 +110,14 @@ def crossing_interval(
     middle = crossing(x, np.array([np.median(d) for d in device]), np.array([np.median(s) for s in submit]))
     rng = np.random.default_rng(seed)
 
-    def resampled(repeats: list[np.ndarray]) -> np.ndarray:
-        return np.stack([np.median(rng.choice(r, (draws, len(r))), axis=1) for r in repeats], axis=1)
+    def resampled(samples: list[np.ndarray]) -> np.ndarray:
+        columns = []
+        for values in map(np.atleast_2d, samples):
+            rounds, repeats = values.shape
+            pick = rng.integers(0, rounds, (draws, rounds, 1))
+            inside = rng.integers(0, repeats, (draws, rounds, repeats))
+            columns.append(np.median(values[pick, inside], axis=(1, 2)))
+        return np.stack(columns, axis=1)
 
     found = [crossing(x, d, s) for d, s in zip(resampled(device), resampled(submit))]
     tail = (1 - level) / 2

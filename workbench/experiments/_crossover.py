@@ -1,0 +1,247 @@
+"""Tables of submission and device time over sizes: their crossovers, the claims about them, and the drawing."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from workbench.experiment import Check, Result
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+IDLE = 0.05
+"""Idle share from which a device counts as running dry; below it are launch turnaround and the profiler's grain."""
+SHORTER = 10.0
+FASTER = 2.0
+"""Device speed of the claim that a faster device moves the crossover right."""
+CHEAPER = {"replay": "graph replay", "compiled": "torch.compile"}
+
+
+def curves(result: Result) -> list[dict[str, Any]]:
+    """Per layer, pass and mode of a measured table: sizes, scaled medians, and the crossover with its interval."""
+    import numpy as np
+    import polars as pl
+
+    from workbench.models.crossover import idle_begins, largest_microbatch
+    from workbench.models.regression import crossing_interval
+
+    p = result.params
+    table = result.table.filter(pl.col("kind") == "measured")
+    out = []
+    for (layer, passes, mode), part in table.group_by(["layer", "passes", "mode"], maintain_order=True):
+        rows = sorted(part.to_dicts(), key=lambda r: r["tokens"])
+        device = [_repeats(r, "device_us") / p.device_speed for r in rows]
+        submit = [_repeats(r, "submit_us") * p.host_cost for r in rows]
+        x = np.array([r["tokens"] for r in rows], dtype=float)
+        at, low, high = crossing_interval(x, device, submit, draws=300)
+        top = rows[-1].get("activation_bytes")
+        memory = float(_workload(result, "memory_bytes") or 0.0) * p.memory_scale
+        limit = None
+        if top and memory:
+            limit = largest_microbatch(memory, top / rows[-1]["tokens"] * p.activation_scale)
+        idle = [r.get("idle_share") for r in rows]
+        out.append({
+            "layer": layer, "passes": passes, "mode": mode, "tokens": x, "rows": rows, "limit": limit,
+            "device": np.array([np.median(d) for d in device]), "submit": np.array([np.median(s) for s in submit]),
+            "critical": at, "low": low, "high": high, "waits": bool(rows[0].get("waits", "synchronized" in layer)),
+            "idle": None if None in idle else idle_begins(x, np.array(idle, dtype=float), IDLE),
+        })  # fmt: skip
+    return out
+
+
+def _repeats(row: dict[str, Any], name: str) -> Any:
+    """Repeats of one row as [rounds, repeats of a round]."""
+    import numpy as np
+
+    return np.array(json.loads(row[name])).reshape(int(row.get("rounds") or 1), -1)
+
+
+def _workload(result: Result, name: str) -> Any:
+    if result.recording is None:
+        return None
+    return result.recording.record.get("workload", {}).get(name)
+
+
+def unit(result: Result) -> str:
+    """What the sizes count, for labels."""
+    return _workload(result, "size_unit") or "tokens"
+
+
+def said(value: float, c: dict[str, Any]) -> str:
+    """A size as text; one outside the measured sizes says so."""
+    if value <= c["tokens"][0]:
+        return f"at most {c['tokens'][0]:,.0f}"
+    return f"beyond {c['tokens'][-1]:,.0f}" if value > c["tokens"][-1] else f"{value:,.0f}"
+
+
+def interval(c: dict[str, Any]) -> str:
+    """A crossover with its interval as text."""
+    at, low, high = (said(c[k], c) for k in ("critical", "low", "high"))
+    return at if at == low == high else f"{at} ({low} to {high})"
+
+
+def idle_us(row: dict[str, Any]) -> float | None:
+    """Device idle in one call of a back-to-back run, microseconds."""
+    if row.get("idle_share") is None or row.get("wall_us_p50") is None:
+        return None
+    return row["idle_share"] * row["wall_us_p50"]
+
+
+def crossover_checks(result: Result) -> list[Check]:
+    """Claims of Figure 32's caption and of Section 8.3 about every layer of the table."""
+    from workbench.models.regression import crossing
+
+    found = {(c["layer"], c["passes"], c["mode"]): c for c in curves(result)}
+    eager = [c for c in found.values() if c["mode"] == "eager"]
+    what = unit(result)
+    out = []
+    for c in eager:
+        name = _name(c)
+        faster = crossing(c["tokens"], c["device"] / FASTER, c["submit"])
+        inside = c["critical"] > c["tokens"][0]
+        held = [f"{r['tokens']:,}" for r in c["rows"] if r["host_held_up"]]
+        out.append(
+            Check(
+                f"{name}: submission{', its known wait left out,' if c['waits'] else ''} waits for no device value "
+                "(a full launch queue would look the same)",
+                not held,
+                f"held up behind a busy device at {', '.join(held)} {what}" if held else "never held up",
+            )
+        )
+        out.append(
+            Check(
+                f"{name}: a {FASTER:g} times faster device moves the crossover right",
+                faster > c["critical"] if faster > c["tokens"][0] else None,
+                f"{interval(c)} to {said(faster, c)} {what}",
+            )
+        )
+        for mode, means in CHEAPER.items():
+            other = found.get((c["layer"], c["passes"], mode))
+            if other:
+                out.append(
+                    Check(
+                        f"{name}: cheaper submission ({means}) moves the crossover left",
+                        other["critical"] < c["critical"] if inside else None,
+                        f"{interval(c)} to {interval(other)} {what}",
+                    )
+                )
+        if c["idle"] is not None:
+            out.append(_wait_check(name, c, what) if c["waits"] else _idle_check(name, c, what))
+    flat = max(float(c["submit"].max() / c["submit"].min()) for c in eager)
+    grows = min(float(c["device"][-1] / c["device"][0]) for c in eager)
+    span = float(eager[0]["tokens"][-1] / eager[0]["tokens"][0])
+    out.append(
+        Check(
+            f"shrinking the microbatch shortens device time at least {SHORTER:g} times as much as submission time",
+            grows / flat > SHORTER if span > 2 * SHORTER else None,
+            f"over {span:.0f} times the {what}: submission at most {flat:.2f}x, device at least {grows:.0f}x",
+        )
+    )
+    return out
+
+
+def _name(c: dict[str, Any]) -> str:
+    return f"{c['layer']}, {c['passes']}" if c["passes"] else str(c["layer"])
+
+
+def _idle_check(name: str, c: dict[str, Any], what: str) -> Check:
+    return Check(
+        f"{name}: the device runs dry below the crossover and not above, within one doubling",
+        bool(c["critical"] / 2 <= c["idle"] <= c["critical"] * 2),
+        f"idle above {IDLE:.0%} below {said(c['idle'], c)} {what}; crossover {said(c['critical'], c)}",
+    )
+
+
+def _wait_check(name: str, c: dict[str, Any], what: str) -> Check:
+    """Waits serialise: each one empties the queue, so the crossover of plain submission is no bound on idle time."""
+    return Check(
+        f"{name}: a host wait in every call leaves the device idle beyond the crossover of plain submission",
+        bool(c["idle"] > c["high"]),
+        f"idle above {IDLE:.0%} below {said(c['idle'], c)} {what}; crossover without the wait {interval(c)}",
+    )
+
+
+def draw_crossovers(result: Result) -> go.Figure:
+    """Draw one panel per layer and passes: both times over the size, the crossover, and where the device idles."""
+    import plotly.graph_objects as go
+
+    from workbench.plotting import COLOURS, INK, SERIES, figure
+
+    drawn = [c for c in curves(result) if result.params.replay or c["mode"] != "replay"]
+    layers = list(dict.fromkeys(c["layer"] for c in drawn))
+    passes = list(dict.fromkeys(c["passes"] for c in drawn))
+    titles = [f"{n}<br>{q}" if q else n for q in passes for n in layers]
+    fig = figure("Device time against submission time of one layer" if len(titles) > 1 else titles[0],
+                 rows=len(passes), cols=len(layers), height=170 + 290 * len(passes), shared_yaxes=True,
+                 vertical_spacing=0.14, horizontal_spacing=0.03,
+                 subplot_titles=titles if len(titles) > 1 else None)  # fmt: skip
+    fig.update_annotations(font={"size": 12})
+    # Sub-plot titles would sit under the legend.
+    fig.update_layout(legend={"y": -0.32 / len(passes), "yanchor": "top"}, margin={"t": 110})
+    style = {
+        "eager": {"dash": "solid", "device": COLOURS["gpu_execute"], "submit": COLOURS["sync_wait"]},
+        "replay": {"dash": "dash", "device": COLOURS["gpu_execute"], "submit": COLOURS["sync_wait"]},
+        "compiled": {"dash": "dot", "device": SERIES[5], "submit": SERIES[4]},
+    }
+    seen: set[str] = set()
+    for c in drawn:
+        where: Any = {"row": passes.index(c["passes"]) + 1, "col": layers.index(c["layer"]) + 1}
+        look = style[c["mode"]]
+        for kind, label in (("device", "device"), ("submit", "submission")):
+            if kind == "device" and c["mode"] == "replay":
+                continue
+            name = f"{label} time, {c['mode']}"
+            fig.add_trace(
+                go.Scatter(
+                    x=c["tokens"], y=c[kind] / 1e3, mode="lines+markers", name=name, legendgroup=name,
+                    showlegend=name not in seen, marker={"size": 5},
+                    line={"color": look[kind], "dash": look["dash"], "width": 2},
+                    customdata=[_hover(r) for r in c["rows"]],
+                    hovertemplate="%{x:,} " + unit(result) + ": %{y:.3f} ms%{customdata}"
+                    f"<extra>{name}</extra>",
+                ),
+                **where,
+            )  # fmt: skip
+            seen.add(name)
+    for panel in {(c["layer"], c["passes"]) for c in drawn}:
+        here = {c["mode"]: c for c in drawn if (c["layer"], c["passes"]) == panel}
+        where = {"row": passes.index(panel[1]) + 1, "col": layers.index(panel[0]) + 1}
+        if "eager" in here:
+            _mark(fig, here, where, COLOURS["idle"], INK)
+    times = [float(v) / 1e3 for c in drawn for v in (*c["device"], *c["submit"])]
+    fig.update_xaxes(type="log", dtick=1)
+    # A decade and a half above the curves holds the panels' words.
+    fig.update_yaxes(type="log", dtick=1, range=[math.log10(min(times)) - 0.2, math.log10(max(times)) + 1.6])
+    fig.update_xaxes(title=f"{unit(result)} per microbatch (log)", row=len(passes), col=(len(layers) + 1) // 2)
+    fig.update_yaxes(title="time (ms, log)", col=1)
+    return fig
+
+
+def _hover(row: dict[str, Any]) -> str:
+    text = f"<br>{row['launches']} device operations" if row.get("launches") else ""
+    lost = idle_us(row)
+    if lost is not None:
+        text += f"<br>device idle {row['idle_share']:.1%}, {lost:,.0f} us per call"
+    if row.get("graphs"):
+        text += f"<br>{row['graphs']} compiled graphs, {row['graph_breaks']} breaks"
+    return text
+
+
+def _mark(fig: go.Figure, here: dict[str, dict[str, Any]], where: Any, band: str, ink: str) -> None:
+    c = here["eager"]
+    first, last = c["tokens"][0], c["tokens"][-1]
+    if c["idle"] is not None and first < c["idle"]:
+        fig.add_vrect(x0=first, x1=min(c["idle"], last), fillcolor=band, opacity=0.22, line_width=0, **where)
+    lines = [f"crossover <b>{said(c['critical'], c)}</b>"]
+    if first < c["critical"] <= last:
+        lines.append(f"({said(c['low'], c)} to {said(c['high'], c)})")
+        fig.add_vline(x=c["critical"], line={"color": ink, "dash": "dot"}, layer="below", **where)
+    lines += [f"{m} {said(here[m]['critical'], here[m])}" for m in CHEAPER if m in here]
+    if c["idle"] is not None:
+        lines.append(f"idle > {IDLE:.0%} below {said(c['idle'], c)}" + (": the wait" if c["waits"] else ""))
+    if c["limit"]:
+        lines.append(f"{c['limit']:,.0f} fill the memory")
+    fig.add_annotation(text="<br>".join(lines), x=0.03, y=0.97, xref="x domain", yref="y domain", xanchor="left",
+                       yanchor="top", showarrow=False, align="left", font={"size": 11}, **where)  # fmt: skip

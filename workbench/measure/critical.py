@@ -1,0 +1,82 @@
+"""Submission and device time of regions over sizes, in rounds, gathered into one row per region and size.
+
+Rounds visit every region once before any is visited again, so that a slow spell of a shared host reaches a few repeats
+of many regions instead of all repeats of one. Standard library and torch only.
+
+Source: report, Section 8.3 (Equation 12).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Key:
+    """What one row is about: a layer, its passes, the mode of submission and the size of its microbatch."""
+
+    layer: str
+    passes: str
+    mode: str
+    tokens: int
+
+
+@dataclass
+class Sweep:
+    """Samples of every key, and what else is known about it.
+
+    Attributes:
+        per_us: result of `spin_cycles_per_us`.
+        submit_us: per key, repeats of all rounds in order.
+        device_us: alike.
+        notes: per key, further columns of its row.
+    """
+
+    per_us: float
+    submit_us: dict[Key, list[float]] = field(default_factory=dict)
+    device_us: dict[Key, list[float]] = field(default_factory=dict)
+    notes: dict[Key, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, key: Key, call: Call, repeats: int, *, count: bool = False) -> None:
+        """Measure `repeats` calls of a region as one more round of its key; warm-up is longer in the first."""
+        from workbench.measure.regions import measure_region
+
+        first = key not in self.notes
+        region = measure_region(call, repeats=repeats, warmup=3 if first else 1, per_us=self.per_us, count=count)
+        self.submit_us.setdefault(key, []).extend(region.submit_us)
+        self.device_us.setdefault(key, []).extend(region.device_us)
+        kept = self.notes.setdefault(key, {"rounds": 0, "host_held_up": False, "launches": None})
+        kept["rounds"] += 1
+        kept["host_held_up"] |= region.waited
+        if count:
+            kept["launches"] = region.launches
+
+    def add_idle(self, key: Key, call: Call, *, batch: int, calls: int = 8) -> None:
+        """Measure wall time per call and the device's idle share of back-to-back calls."""
+        from workbench.measure.regions import idle_share
+        from workbench.measure.timing import percentile, wall_us
+
+        walls = wall_us(call, repeats=2, warmup=1, batch=batch)
+        self.note(key, wall_us_p50=round(percentile(walls, 0.5), 3), idle_share=round(idle_share(call, calls), 5))
+
+    def note(self, key: Key, **values: Any) -> None:
+        """Keep further columns of a key that was measured."""
+        self.notes[key].update(values)
+
+    def write(self, recorder: Any) -> None:
+        """Write one row per key, in the order of their first round, and the raw repeats."""
+        from workbench.measure.timing import summary
+
+        for key, notes in self.notes.items():
+            row: dict[str, Any] = {"kind": "measured", "layer": key.layer, "passes": key.passes, "mode": key.mode,
+                                   "tokens": key.tokens}  # fmt: skip
+            for name, values in (("submit", self.submit_us[key]), ("device", self.device_us[key])):
+                recorder.samples(f"{key.layer} {key.passes} {key.mode} {key.tokens} {name}_us", values)
+                row |= summary(values, f"{name}_us")
+                row[f"{name}_us"] = json.dumps([round(v, 2) for v in values])
+            recorder.row(**row, **notes)
