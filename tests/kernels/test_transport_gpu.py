@@ -31,7 +31,7 @@ def check_nvshmem(rank: int, world_size: int, impl: str | None) -> None:
         table.tensors[peer][rank] = 100 * rank + peer
     transport.barrier()
     expected = torch.arange(world_size, device=device)[:, None].expand(-1, 6) * 100 + rank
-    assert torch.equal(table.tensors[rank], expected)
+    assert torch.equal(table.tensors[rank], expected), f"rank {rank} holds {table.tensors[rank].tolist()}"
     transport.barrier()
 
     if dist.get_backend() == "nccl" or transport.host_barriers:
@@ -39,7 +39,9 @@ def check_nvshmem(rank: int, world_size: int, impl: str | None) -> None:
             counts = torch.arange(4, device=device) + 10 * rank + 100 * round_
             gathered = transport.all_gather_counts([counts])
             rows = torch.arange(world_size, device=device)[:, None] * 10
-            assert torch.equal(gathered, rows + torch.arange(4, device=device) + 100 * round_)
+            wanted = rows + torch.arange(4, device=device) + 100 * round_
+            told = f"rank {rank}, round {round_}: got {gathered.tolist()}, expected {wanted.tolist()}"
+            assert torch.equal(gathered, wanted), told
 
         block = RoutedBlock(PARITY, path="rowwise", transport=transport, seed=5, device=device, impl=impl)
         compare_with_one_rank(block, PARITY, 64, rank, world_size, str(device))

@@ -115,13 +115,18 @@ class NvshmemTransport(Transport):
             gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
             gather(gathered, counts.contiguous(), group=self._device_group)
             return gathered.view(self.world_size, -1)
-        if self._counts is None or self._counts.tensors[0].shape[1] != counts.numel():
+        if self._counts is not None and self._counts.width != counts.numel():
+            self.free(self._counts)
+            self._counts = None
+        if self._counts is None:
             self._counts = self.allocate(self.world_size, counts.numel(), torch.int64)
         for peer in self._counts.tensors:
             peer[self.rank].copy_(counts)
         self._meet()
-        # A faster peer's next exchange overwrites the table only after another barrier, which this copy precedes.
-        return self._counts.tensors[self.rank].clone()
+        gathered = self._counts.tensors[self.rank].clone()
+        # Without a second meeting a faster peer's next exchange could overwrite the table before this copy has run.
+        self._meet()
+        return gathered
 
     def all_gather_host(self, values: Sequence[int]) -> list[int]:
         everywhere: list[int] = [0] * self.world_size
@@ -129,6 +134,9 @@ class NvshmemTransport(Transport):
         return everywhere
 
     def close(self) -> None:
+        if self._counts is not None:
+            self.free(self._counts)
+            self._counts = None
         self._meet()
         self._nvshmem.finalize()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +18,9 @@ from moe_kernels.transport.base import Transport
 class SharedMemoryTransport(Transport):
     """Ranks of one host that address each other's buffers directly: the multi-process twin of the NVSHMEM transport.
 
-    It exists for tests: the phases of real, unsynchronised processes, on a machine without a GPU.
+    It exists for tests: the phases of real, unsynchronised processes, on a machine without a GPU. A file loses its name
+    as soon as every rank has mapped it, so that nothing is left behind when ranks are killed; a kill in the moment
+    between leaves at most one ``moe_kernels_*`` file per rank in /dev/shm (or the temporary folder), safe to delete.
     """
 
     name = "shared_memory"
@@ -33,22 +35,26 @@ class SharedMemoryTransport(Transport):
         self.device = torch.device("cpu")
         self._allocated = 0
         root = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
-        shared: list[str | None] = [tempfile.mkdtemp(prefix="moe_kernels_", dir=root) if self.rank == 0 else None]
+        shared = [str(root / f"moe_kernels_{uuid.uuid4().hex}") if self.rank == 0 else None]
         dist.broadcast_object_list(shared, src=dist.get_global_rank(group, 0) if group else 0, group=group)
-        self._folder = Path(str(shared[0]))
+        self._prefix = shared[0]
 
     def allocate(self, rows: int, width: int, dtype: torch.dtype) -> PeerTable:
         nbytes = rows * width * dtype.itemsize
-        paths = [self._folder / f"{self._allocated}_{rank}" for rank in range(self.world_size)]
+        paths = [Path(f"{self._prefix}_{self._allocated}_{rank}") for rank in range(self.world_size)]
         self._allocated += 1
-        with open(paths[self.rank], "wb") as file:
+        with open(os.open(paths[self.rank], os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), "wb") as file:
             file.truncate(max(1, nbytes))
-        self.barrier()
-        flat = [torch.from_file(str(p), shared=True, size=max(1, nbytes), dtype=torch.uint8) for p in paths]
+        try:
+            self.barrier()
+            flat = [torch.from_file(str(p), shared=True, size=max(1, nbytes), dtype=torch.uint8) for p in paths]
+            self.barrier()
+        finally:
+            paths[self.rank].unlink()
         return peer_table([f[:nbytes].view(dtype).view(rows, width) for f in flat])
 
     def free(self, table: PeerTable) -> None:
-        """Nothing to do: the mapping goes with its last reference, the files with `close`."""
+        """Nothing to do: the mapping goes with its last reference."""
 
     def barrier(self) -> None:
         dist.barrier(group=self.group)
@@ -66,5 +72,3 @@ class SharedMemoryTransport(Transport):
 
     def close(self) -> None:
         self.barrier()
-        if self.rank == 0:
-            shutil.rmtree(self._folder, ignore_errors=True)
