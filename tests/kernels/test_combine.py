@@ -148,6 +148,39 @@ def test_no_tokens(impl, device):
     assert table.tensors[0].isnan().all()
 
 
+def test_row_addresses_pass_two_to_the_31_elements(device):
+    # Untouched pages cost nothing: one row is used near the end of a buffer of 2**31 + 2**13 elements.
+    width = 4096
+    rows = 2**31 // width + 2
+    table = peer_table([torch.empty(rows, width, dtype=torch.bfloat16, device=device)])
+    table.tensors[0][-1] = row = torch.randn(width, device=device).bfloat16()
+    where = torch.tensor([[rows - 1]], dtype=torch.int32, device=device)
+    rank, weight = torch.zeros_like(where), torch.full((1, 1), 0.5, device=device)
+    assert torch.equal(combine(table, rank, where, weight, impl="triton")[0], row * 0.5)
+    grad = torch.randn(1, width, device=device).bfloat16()
+    want = (grad.double() * row.double()).sum()
+    allowed = budget(want, (grad.double() * row.double()).abs().sum(), width, torch.float32)
+    d_weight = combine_backward(grad, table, rank, where, weight, table, impl="triton")
+    assert_within(d_weight[0], want[None], allowed[None], "weight gradient")
+    assert torch.equal(table.tensors[0][-1], grad[0] * 0.5)
+
+
+@pytest.mark.gpu
+def test_more_programs_than_can_run_at_once():
+    # No program waits for another one, so a grid may exceed what a collective launch could hold.
+    tokens, width = 300_000, 64
+    ids = torch.randint(0, 16, (1, tokens, 1))
+    (m,) = ranks_maps(ids, 16, tokens, torch.device("cuda"))
+    x = torch.randn(tokens, width, device="cuda").bfloat16()
+    table = peer_table([nan_filled(tokens, width, dtype=torch.bfloat16, device="cuda")])
+    dispatch(x, m.dst_rank, m.dst_row, table)
+    assert torch.equal(combine(table, m.dst_rank, m.dst_row), x)
+    weights = torch.ones(tokens, 1, device="cuda")
+    d_weights = combine_backward(x, table, m.dst_rank, m.dst_row, weights, table)
+    torch.testing.assert_close(d_weights[:, 0], x.float().square().sum(1), rtol=1e-5, atol=1e-5)
+    assert torch.equal(combine(table, m.dst_rank, m.dst_row), x)
+
+
 def test_errors_name_what_is_wrong():
     maps = torch.zeros(3, 2, dtype=torch.int32)
     table = peer_table([torch.zeros(4, 8)])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from moe_kernels import _compat
 from moe_kernels.grouped_gemm import grouped_gemm, grouped_gemm_wgrad, grouped_linear
 from moe_kernels.testing import assert_within, budget, nan_filled, offsets_of, poison_allocator
+from moe_kernels.waits import count_host_waits
 
 IMPLS = pytest.mark.parametrize("impl", ["reference", "triton", "host_loop"])
 SIZES = {
@@ -197,6 +199,32 @@ def test_device_scheduled_kernels_wait_for_nothing(impl):
         torch.cuda.set_sync_debug_mode("default")
     want, magnitude = exact(a, b, [300, 0, 500, 224])
     assert_within(out[:1024].cpu(), want, budget(want, magnitude, 256, torch.bfloat16), "forward")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+def test_profiler_sees_no_wait_and_no_copy_to_the_host(impl):
+    a, b, grad, offsets = operands([300, 0, 500, 224], 256, 512, torch.bfloat16, "cuda", tail=256)
+
+    def every_direction():
+        grouped_gemm(a, b, offsets, impl=impl)
+        grouped_gemm(grad, b.transpose(1, 2), offsets, impl=impl)
+        grouped_gemm_wgrad(a, grad, offsets, impl=impl)
+
+    waits = count_host_waits(every_direction)
+    assert waits.launches >= 3
+    assert (waits.total, waits.pageable_d2h, waits.pinned_d2h) == (0, 0, 0), waits.calls
+
+
+@pytest.mark.gpu
+def test_profiler_sees_torchs_fallback_read_the_offsets_on_the_host():
+    """Why impl='torch' is refused outside bfloat16; when this fails, the refusal can be narrowed."""
+    a, b, _, offsets = operands([300, 0, 500, 224], 256, 512, torch.float32, "cuda", tail=0)
+    assert not _compat.torch_grouped_mm_is_device_scheduled(a.device, a.dtype)
+    waits = count_host_waits(lambda: _compat.torch_grouped_mm(a, b, offsets))
+    assert waits.total >= 1 and waits.pageable_d2h >= 1
+    waits = count_host_waits(lambda: grouped_gemm(a, b, offsets, impl="host_loop"))
+    assert waits.total >= 4, "one read per expert"
 
 
 @pytest.mark.gpu

@@ -179,7 +179,11 @@ def test_capacity_refuses_bad_factors(factor):
         ({"counts": torch.zeros(4, dtype=torch.int64)}, ValueError, r"counts must have shape \[R, E\]"),
         ({"counts": torch.zeros(2, 5, dtype=torch.int64)}, ValueError, "multiple of R"),
         ({"rank": 2}, ValueError, "rank must be 0 to R - 1 = 1; got 2"),
+        ({"rank": 0.5}, TypeError, r"rank must be an int; got 0.5 \(float\)"),
+        ({"rank": True}, TypeError, r"rank must be an int; got True \(bool\)"),
         ({"capacity": 0}, ValueError, "capacity must be 1 to"),
+        ({"capacity": 3.7}, TypeError, r"capacity must be an int; got 3.7 \(float\)"),
+        ({"capacity": torch.tensor(8)}, TypeError, r"capacity must be an int; got tensor\(8\) \(Tensor\)"),
         ({"impl": "fast"}, ValueError, "impl must be one of triton, reference; got 'fast'"),
     ],
 )

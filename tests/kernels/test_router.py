@@ -178,6 +178,7 @@ def test_random_mode_draws_new_routes_each_call():
     ("change", "error", "words"),
     [
         ({"top_k": 5}, ValueError, "top_k must be 1 to E = 4; got 5"),
+        ({"top_k": 2.0}, TypeError, r"top_k must be an int; got 2.0 \(float\)"),
         ({"gating": "relu"}, ValueError, "gating must be one of softmax, sigmoid"),
         ({"mode": "greedy"}, ValueError, "mode must be one of learned, random, uniform"),
         ({"lbl_granularity": "token"}, ValueError, "lbl_granularity must be one of"),

@@ -103,5 +103,5 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
-    recording=None,
+    recording="2026-11-29_h200_98b6695",
 )

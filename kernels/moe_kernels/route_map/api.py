@@ -85,6 +85,10 @@ def route_map(
     counts = counts.reshape(ranks, -1)
     if ranks < 1 or counts.shape[1] < 1 or counts.shape[1] % ranks:
         raise ValueError(f"counts: E must be a positive multiple of R; got R = {ranks}, E = {counts.shape[1]}")
+    for name, value in (("rank", rank), ("capacity", capacity)):
+        # bool is an int to Python, and a float rank or capacity would reach the kernels as another type.
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{name} must be an int; got {value!r} ({type(value).__name__})")
     if not 0 <= rank < ranks:
         raise ValueError(f"rank must be 0 to R - 1 = {ranks - 1}; got {rank}")
     if not 1 <= capacity <= INDEX_LIMIT:

@@ -119,6 +119,8 @@ def route_logits(
     ):
         if value not in allowed:
             raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+    if not isinstance(top_k, int) or isinstance(top_k, bool):
+        raise TypeError(f"top_k must be an int; got {top_k!r} ({type(top_k).__name__})")
     if not 1 <= top_k <= experts:
         raise ValueError(f"top_k must be 1 to E = {experts}; got {top_k}")
     groups = 1
