@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from workbench.experiment import Check, load
+from workbench.experiments import eq11_submission_cost as eq11
 
 SLUGS = (
     "tab12_headroom_operations",
@@ -64,6 +65,41 @@ def test_equation_11_notices_a_term_that_costs_nothing(column):
     start = {"launches": "a launch costs", "operators": "the framework adds", "modules": "Python bookkeeping"}[column]
     assert check(result, start).fails
     assert check(result, "submission time is linear").holds
+
+
+@pytest.mark.parametrize("neg, graph, bad", [(7.5, 40.0, []), (20.0, 40.0, ["the fit"]), (7.5, 9e3, ["replaying"])])
+def test_equation_11_is_held_to_operators_outside_its_family(neg, graph, bad):
+    result = damaged("eq11_submission_cost", pl.lit("family").alias("part"))
+    api = pl.DataFrame({
+        "part": "api", "region": ["elementwise kernel, neg_", "replay of a graph of 64 kernels"],
+        "submit_us_p20": [neg, graph],
+        "api": ['{"cudaLaunchKernel": [1.0, 4.25], "cudaEventRecord": [2.0, 1.0]}', "{}"],
+    })  # fmt: skip
+    family = result.table.filter(pl.col("launches").is_not_null())
+    result = dataclasses.replace(result, table=pl.concat([family, api], how="diagonal"))
+    assert [c.claim.split(" ")[0] for c in result.checks if c.fails] == [b.split(" ")[0] for b in bad]
+    costs = eq11.api_costs(result)
+    assert [(c["operator"], c["driver call"], c["calls each"]) for c in costs] == [
+        ("elementwise kernel, neg_", "cudaLaunchKernel", 1.0),
+        ("", "cudaEventRecord", 2.0),
+        ("replay of a graph of 64 kernels", "none seen", 0),
+    ]
+
+
+@pytest.mark.parametrize("backward, holds", [(300.0, True), (3000.0, False)])
+def test_the_engine_is_judged_by_a_further_layer(backward, holds):
+    """Entering the autograd engine costs once, whatever it submits then: a further layer holds none of it."""
+    result = load("tab12_headroom_operations").run("recorded")
+    whole = result.table.filter(~pl.col("operation").str.contains("four"))
+    base = {r["operation"]: r for r in whole.to_dicts()}
+    more = []
+    for name, cost in (("forward", 500.0), ("backward", backward)):
+        one = base[f"{name} of a transformer layer"]
+        more.append(one | {"operation": f"{name} of four transformer layers", "launches": one["launches"] + 60,
+                           "submit_us_p50": one["submit_us_p50"] + cost})  # fmt: skip
+    result = dataclasses.replace(result, table=pl.concat([whole, pl.DataFrame(more, schema=whole.schema)]))
+    found = check(result, "the autograd engine submits")
+    assert found.holds is holds and found.value.startswith(f"{backward / 500:.2f}x in a further layer")
 
 
 def test_equation_11_notices_what_is_not_linear():

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 TERMS = ("fixed", "launch", "operator", "view", "module")
+NEAR = 0.25
+"""Distance at which a fitted cost counts as that of an operator which was not in the fit."""
 MEANING = {
     "fixed": "fixed cost of a region",
     "launch": "t_launch, one kernel launch",
@@ -32,9 +34,9 @@ class SubmissionCostParams(Params):
 
 def measure(params: SubmissionCostParams, recorder: Any) -> list[dict[str, Any]]:
     """Time the submission of every member of the family, interleaved in rounds."""
-    from workbench.measure.regions import measure_region, spin_cycles_per_us
-    from workbench.measure.submission_family import family
-    from workbench.measure.timing import percentile
+    from workbench.measure.regions import count_launches, measure_region, spin_cycles_per_us
+    from workbench.measure.submission_family import family, launch_calls
+    from workbench.measure.timing import summary
 
     per_us = spin_cycles_per_us()
     members = family(params.counts)
@@ -50,28 +52,37 @@ def measure(params: SubmissionCostParams, recorder: Any) -> list[dict[str, Any]]
     )
     recorder.set("precision", parameters="float32 vectors of 4096 elements")
     recorder.set("topology", nodes=1, gpus=1)
-    samples: dict[str, list[float]] = {m.name: [] for m in members}
-    api: dict[str, dict[str, tuple[int, float]]] = {}
-    for i in range(rounds):
-        for m in members:
-            region = measure_region(m.call, repeats=max(3, params.repeats // rounds), per_us=per_us, count=i == 0)
-            samples[m.name] += region.submit_us
-            if i == 0:
-                api[m.name] = region.api_us
+    calls = launch_calls()
+    samples: dict[str, list[float]] = {name: [] for name in [m.name for m in members] + [name for name, _, _ in calls]}
+    regions = [(m.name, 1, m.call) for m in members] + calls
+    for _ in range(rounds):
+        for name, times, call in regions:
+            region = measure_region(call, repeats=max(3, params.repeats // rounds), per_us=per_us, count=False)
+            samples[name] += [v / times for v in region.submit_us]
+    for name, values in samples.items():
+        recorder.samples(name, values)
     for m in members:
-        recorder.samples(m.name, samples[m.name])
         recorder.row(
+            part="family",
             region=m.name,
             launches=m.launches,
             operators=m.operators,
             views=m.views,
             modules=m.modules,
-            submit_us_p20=percentile(samples[m.name], 0.2),
-            submit_us_p50=percentile(samples[m.name], 0.5),
-            submit_us_p80=percentile(samples[m.name], 0.8),
-            api=json.dumps(api[m.name]),
+            **summary(samples[m.name], "submit_us"),
         )
+    for name, times, call in calls:
+        found = {api: (count / times, us) for api, (count, us) in count_launches(call, every=True)[1].items()}
+        recorder.row(part="api", region=name, **summary(samples[name], "submit_us"), api=json.dumps(found))
     return recorder.rows
+
+
+def _part(result: Result, part: str) -> Any:
+    import polars as pl
+
+    if "part" not in result.table.columns:
+        return result.table if part == "family" else result.table.clear()
+    return result.table.filter(pl.col("part") == part)
 
 
 def fit(result: Result) -> Any:
@@ -83,20 +94,22 @@ def fit(result: Result) -> Any:
 
     from workbench.models.regression import least_squares
 
-    t = result.table
+    t = _part(result, "family")
     design = np.column_stack([np.ones(t.height), t["launches"], t["operators"], t["views"], t["modules"]]).astype(float)
     return least_squares(design, t["submit_us_p20"].to_numpy(), level=result.params.level)
 
 
 def api_costs(result: Result) -> list[dict[str, Any]]:
-    """Per launch API: calls profiled, and mean host microseconds weighted by calls (profiler overhead included)."""
-    total: dict[str, list[float]] = {}
-    for text in result.table["api"]:
-        for name, (calls, mean_us) in json.loads(text).items():
-            at = total.setdefault(name, [0, 0.0])
-            at[0] += calls
-            at[1] += calls * mean_us
-    return [{"api": n, "calls": int(c), "mean_us": s / c} for n, (c, s) in sorted(total.items())]
+    """Per operator: its host time, the driver calls that it makes, and what the profiler says one such call takes."""
+    out = []
+    for r in _part(result, "api").to_dicts():
+        for i, (name, (calls, mean_us)) in enumerate(json.loads(r["api"]).items() or [("none seen", (0, None))]):
+            out.append({
+                "operator": r["region"] if i == 0 else "", "host us, p20": r["submit_us_p20"] if i == 0 else None,
+                "driver call": name, "calls each": round(calls, 2),
+                "us of one, profiled": None if mean_us is None else round(mean_us, 2),
+            })  # fmt: skip
+    return out
 
 
 def checks(result: Result) -> list[Check]:
@@ -107,11 +120,30 @@ def checks(result: Result) -> list[Check]:
     def text(term: str) -> str:
         return "{:.2f} us ({:.2f} to {:.2f})".format(*at[term])
 
-    return [
+    out = [
         Check("submission time is linear in launches, operators and module calls", f.r2 > 0.99, f"R2 = {f.r2:.4f}"),
         Check("a launch costs the host a positive time", at["launch"][1] > 0, text("launch")),
         Check("the framework adds to every launch", at["operator"][1] > 0, text("operator")),
         Check("Python bookkeeping adds to every module call", at["module"][1] > 0, text("module")),
+    ]
+    cost = dict(_part(result, "api").select("region", "submit_us_p20").iter_rows())
+    return out + _launch_checks(cost, at["launch"], at["operator"]) if cost else out
+
+
+def _launch_checks(cost: dict[str, float], launch: Any, operator: Any) -> list[Check]:
+    unseen, graph = cost["elementwise kernel, neg_"], cost["replay of a graph of 64 kernels"]
+    predicted = launch[0] + operator[0]
+    return [
+        Check(
+            f"the fit gives the cost of an operator outside the family, neg_, within {NEAR:.0%}",
+            abs(predicted / unseen - 1) <= NEAR,
+            f"{predicted:.2f} us fitted, {unseen:.2f} us measured",
+        ),
+        Check(
+            "replaying a graph of 64 kernels costs the host less than launching them",
+            graph < 64 * launch[1],
+            f"{graph:.1f} us against 64 launches of {launch[0]:.2f} us",
+        ),
     ]
 
 
@@ -122,7 +154,7 @@ def draw(result: Result) -> go.Figure:
     from workbench.plotting import GRID, SERIES, figure
 
     f = fit(result)
-    t = result.table
+    t = _part(result, "family")
     measured = t["submit_us_p20"].to_numpy()
     fitted = measured - f.residuals
     fig = figure("Submission time, measured and by Equation 11", rows=2, height=620, row_heights=[0.7, 0.3])

@@ -41,13 +41,13 @@ def operations() -> list[Operation]:
     rows, weights = rand(32768, 1536), rand(16, 1536, 3072)
     ends = torch.arange(2048, 32769, 2048, device="cuda", dtype=torch.int32)
     q, k, v = (rand(2, 20, 4096, 128) for _ in range(3))
-    big, small = rand(8192, 4096), rand(16, 64)
+    huge, big, small = rand(65536, 4096), rand(8192, 4096), rand(16, 64)
 
     def chain(x: torch.Tensor) -> torch.Tensor:
         return F.silu(x * 1.01 + 0.5) * torch.sigmoid(x) + x.square() * 0.1
 
     compiled = torch.compile(chain, dynamic=False)
-    forward, compiled_forward, backward = _transformer_layer()
+    (forward, four_forward), (backward, four_backward), compiled_forward = _transformer_layers()
     modules = torch.nn.Sequential(
         *[torch.nn.Sequential(torch.nn.Identity(), torch.nn.LayerNorm(64)) for _ in range(16)]
     )
@@ -80,6 +80,12 @@ def operations() -> list[Operation]:
             "Fused kernels and compiled regions",
             "builds",
             quiet(lambda: compiled(big)),
+        ),
+        Operation(
+            "compiled pointwise chain, 65536 x 4096",
+            "Fused kernels and compiled regions",
+            "builds",
+            quiet(lambda: compiled(huge)),
         ),
         Operation(
             "compiled forward of a transformer layer", "Fused kernels and compiled regions", "builds", compiled_forward
@@ -116,30 +122,45 @@ def operations() -> list[Operation]:
             quiet(lambda: _route_map(logits)),
         ),
         Operation("x.item()", "Device-to-host synchronization", "stops", quiet(scalar.item)),
-        # Not rows of the table: the forward that the backward is compared with, and the chain without fusion.
+        # Not rows of the table: the forward that the backward is compared with, both of four layers in a row (what a
+        # further layer costs holds no cost of entering the autograd engine), and the chain without fusion.
         Operation("forward of a transformer layer", "", "", forward),
+        Operation("forward of four transformer layers", "", "", four_forward),
+        Operation("backward of four transformer layers", "", "", four_backward),
         Operation("eager pointwise chain, 8192 x 4096", "", "", quiet(lambda: chain(big))),
     ]
 
 
-def _transformer_layer() -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]:
-    """Return forward, compiled forward and backward of one dense layer of the development model on 4096 tokens."""
+Call = Callable[[], Any]
+
+
+def _transformer_layers() -> tuple[tuple[Call, Call], tuple[Call, Call], Call]:
+    """Return forwards of one and of four dense layers on 4096 tokens, their backwards, and one compiled forward."""
     import torch
     from moe_kernels.model import DevelopmentModel, ModelConfig
 
-    sizes = ModelConfig(layers=1, dense_layers=1, vocabulary=256, max_sequence=4096)
+    sizes = ModelConfig(layers=4, dense_layers=4, vocabulary=256, max_sequence=4096)
     model = DevelopmentModel(sizes, device="cuda", dtype=torch.bfloat16, annotate=False)
-    layer, rope = model.layers[0], (model.rope_cos, model.rope_sin)
+    rope = (model.rope_cos, model.rope_sin)
     x = torch.randn(1, 4096, sizes.width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    compiled = torch.compile(layer, dynamic=False)
-    out = layer(x, rope, 0)
-    grad = torch.randn_like(out)
-    inputs = [x, *layer.parameters()]
-    return (
-        lambda: layer(x, rope, 0),
-        lambda: compiled(x, rope, 0),
-        lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True),
-    )
+    grad = torch.randn_like(x)
+
+    def passes(count: int) -> tuple[Call, Call]:
+        layers = list(model.layers)[:count]
+        inputs = [x, *(p for layer in layers for p in layer.parameters())]
+
+        def forward() -> torch.Tensor:
+            out = x
+            for layer in layers:
+                out = layer(out, rope, 0)
+            return out
+
+        out = forward()
+        return forward, lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True)
+
+    forwards, backwards = zip(passes(1), passes(4))
+    compiled = torch.compile(model.layers[0], dynamic=False)
+    return forwards, backwards, lambda: compiled(x, rope, 0)
 
 
 def _route_map(logits: Any) -> Any:

@@ -110,8 +110,16 @@ def measure_region(
     return region
 
 
-def count_launches(fn: Callable[[], Any]) -> tuple[int, dict[str, tuple[int, float]]]:
-    """Profile one call of `fn`: device operations, and per launch API its calls and mean host microseconds."""
+LAUNCHES = ("Launch", "Memcpy", "Memset")
+NOT_WORK = ("Synchronize", "Query", "GetDevice", "SetDevice", "Attribute", "Occupancy", "GetLastError", "Capture")
+"""Driver calls that submit nothing; the profiler's own waits are among them."""
+
+
+def count_launches(fn: Callable[[], Any], *, every: bool = False) -> tuple[int, dict[str, tuple[int, float]]]:
+    """Profile one call of `fn`: device operations, and per launch API its calls and mean host microseconds.
+
+    `every` also keeps calls that put no work on the device, such as event records and stream waits.
+    """
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -125,8 +133,8 @@ def count_launches(fn: Callable[[], Any]) -> tuple[int, dict[str, tuple[int, flo
     for event in prof.events() or []:
         if str(event.device_type).endswith("CUDA"):
             device += 1
-        elif event.name.startswith(("cuda", "cu")) and (
-            "Launch" in event.name or "Memcpy" in event.name or "Memset" in event.name
+        elif event.name.startswith("cu") and (
+            not any(word in event.name for word in NOT_WORK) if every else any(w in event.name for w in LAUNCHES)
         ):
             api.setdefault(event.name, []).append(event.time_range.elapsed_us())
     return device, {k: (len(v), statistics.fmean(v)) for k, v in sorted(api.items())}

@@ -67,3 +67,46 @@ def family(counts: tuple[int, ...]) -> list[FamilyMember]:
         for name, launches, operators, views, modules, unit in units
         for n in counts
     ]
+
+
+CALLS = 32
+"""Calls of one operator in a timed region of `launch_calls`."""
+
+
+def launch_calls() -> list[tuple[str, int, Callable[[], Any]]]:
+    """Return operators that reach the driver through different calls: name, calls in the region, the region."""
+    import torch
+    from moe_kernels.swiglu import swiglu
+
+    from workbench.measure.timing import capture
+
+    x, y = torch.randn(4096, device="cuda"), torch.randn(4096, device="cuda")
+    a, b = (torch.randn(256, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = torch.empty_like(a)
+    ends = torch.tensor([256], device="cuda", dtype=torch.int32)
+    half = torch.empty(256, 128, device="cuda", dtype=torch.bfloat16)
+    pinned = torch.empty(4096, pin_memory=True)
+    event, stream = torch.cuda.Event(), torch.cuda.current_stream()
+    graphs = {nodes: capture([y.neg_] * nodes, warmup=1) for nodes in (1, 64)}
+    units: list[tuple[str, Callable[[], Any]]] = [
+        ("elementwise kernel, neg_", y.neg_),
+        ("cuBLAS product, 256^3 BF16", lambda: torch.mm(a, b, out=product)),
+        ("Triton kernel, our SwiGLU", lambda: swiglu(a, ends, out=half)),
+        ("device-to-device copy_", lambda: y.copy_(x)),
+        ("pinned host-to-device copy_", lambda: y.copy_(pinned, non_blocking=True)),
+        ("zero_", y.zero_),
+        ("event record", event.record),
+        ("event record, stream wait", lambda: (event.record(), stream.wait_event(event))),
+        ("replay of a graph of 1 kernel", graphs[1].replay),
+        ("replay of a graph of 64 kernels", graphs[64].replay),
+    ]
+
+    def repeat(unit: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            with torch.no_grad():
+                for _ in range(CALLS):
+                    unit()
+
+        return run
+
+    return [(name, CALLS, repeat(unit)) for name, unit in units]
