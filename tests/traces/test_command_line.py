@@ -112,6 +112,42 @@ def test_whatif(tmp_path):
     assert run("whatif", path, "--host-scale", -1).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "removed"),
+    [
+        (["{f}"], 0),
+        (["{f}", "--remove-waits"], 2),
+        (["--remove-waits", "{f}"], 2),
+        (["--remove-waits", "--host-scale", "1", "{f}"], 2),
+        (["{f}", "--remove-waits", "cudaStreamSynchronize"], 1),
+        (["{f}", "--remove-waits=cudaStreamSynchronize"], 1),
+        (["--remove-waits=cudaStreamSynchronize", "{f}"], 1),
+        (["--remove-waits", "cudaStreamSynchronize", "{f}"], 1),
+        (["--remove-waits", "cudaStreamSynchronize", "--", "{f}"], 1),
+        (["--window", "all", "{f}", "--remove-waits"], 2),
+    ],
+)
+def test_remove_waits_takes_an_optional_line(tmp_path, words, removed):
+    path = write(tmp_path, item("Pageable"))
+    done = run("whatif", "--json", *(w.format(f=path) for w in words))
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["removed_waits"] == removed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--remove-waits="], "got an empty one"),
+        (["--remove-waits", "a", "--remove-waits", "b"], "expected once"),
+        (["--remove-waits=absent.py"], "no wait matches"),
+        (["a", "b"], "unexpected extra argument"),
+    ],
+)
+def test_wrong_remove_waits_is_said(tmp_path, words, message):
+    done = run("whatif", write(tmp_path, item("Pageable")), *words)
+    assert done.exit_code == 2 and message in done.output
+
+
 def test_folder_of_ranks(tmp_path):
     for rank in (0, 1):
         write(tmp_path, steps_events(), f"r{rank}.json", distributedInfo={"rank": rank})

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from workbench.cli.folder import folder_command
 
@@ -25,10 +29,30 @@ WindowText = Annotated[
 ]
 
 app.command("folder")(folder_command)
+LISTED = 40
+_UNSEEN = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def say(text: object, err: bool = False) -> None:
+    """Print a line; control characters of names from outside are shown, so that none of them steers a terminal.
+
+    On a terminal long lines continue below their first word; elsewhere a line stays one line.
+    """
+    plain = _UNSEEN.sub(lambda m: f"\\x{ord(m[0]):02x}", str(text))
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        plain = "\n".join(_wrapped(line, width) for line in plain.split("\n"))
+    typer.echo(plain, err=err)
+
+
+def _wrapped(line: str, width: int) -> str:
+    indent = " " * (len(line) - len(line.lstrip(" -")) + 2)
+    return textwrap.fill(line, max(width, 40), subsequent_indent=indent[:12], break_long_words=False,
+                         break_on_hyphens=False, drop_whitespace=True)  # fmt: skip
 
 
 def _fail(message: object, code: int = 2) -> typer.Exit:
-    typer.echo(f"workbench trace: {message}", err=True)
+    say(f"workbench trace: {message}", err=True)
     return typer.Exit(code)
 
 
@@ -81,7 +105,7 @@ def summary(file: File, as_json: AsJson = False, window: WindowText = "all") -> 
         _show(trace.source, report, table)
     if file.is_dir():
         for row in rank_skew(found):
-            typer.echo(
+            say(
                 f"rank {row['rank']} {row['step']}: {row['duration_ns'] / 1e3:.1f} us, starts "
                 f"{row['start_skew_ns'] / 1e3:.1f} us "
                 f"after the first rank, {row['duration_skew_ns'] / 1e3:.1f} us longer than the shortest"
@@ -89,55 +113,47 @@ def summary(file: File, as_json: AsJson = False, window: WindowText = "all") -> 
 
 
 def _show(source: str, report: dict[str, Any], table: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    console.print(Text(source, style="bold"))
-    view = Table(
-        "device",
-        "window us",
-        "busy us",
-        "idle us",
-        "idle by cause, us",
-        "headroom us (mean, max)",
-        "launch to start us (p50, p95)",
-    )
+    """Short lines rather than a table: they fit 80 columns, and paths stay whole for copying."""
+    say(source)
     for d in report["devices"]:
-        causes = "\n".join(f"{k} {v / 1e3:.1f}" for k, v in d["idle_by_cause_ns"].items() if v)
+        low, high = d["window_ns"]
+        of_process = "" if d["process"] is None else f" of process {d['process']}"
+        say(f"\ndevice {d['device']}{of_process}: {d['ops']} operations by {d['launches']} launches")
+        rows = [("window", high - low), ("busy", d["busy_ns"]), ("  copies alone", d["copy_only_ns"])]
+        rows += [("idle", d["idle_ns"])]
+        rows += [(f"  {k.replace('_', ' ')}", v) for k, v in d["idle_by_cause_ns"].items() if v]
+        for name, ns in rows:
+            share = f"{100 * ns / (high - low):6.1f} %" if high > low else ""
+            say(f"  {name:<18}{ns / 1e3:14.1f} us {share}".rstrip())
+        say(f"  headroom: mean {d['headroom_us']['mean']:.1f} us, most {d['headroom_us']['max']:.1f} us")
         distance = d["launch_to_start_us"]
-        view.add_row(
-            f"{d['process']} / {d['device']}",
-            f"{(d['window_ns'][1] - d['window_ns'][0]) / 1e3:.1f}",
-            f"{d['busy_ns'] / 1e3:.1f}",
-            f"{d['idle_ns'] / 1e3:.1f}",
-            causes,
-            f"{d['headroom_us']['mean']:.1f}, {d['headroom_us']['max']:.1f}",
-            "–" if distance["p50"] is None else f"{distance['p50']:.1f}, {distance['p95']:.1f}",
-        )
-    console.print(view)
-    waits = [w for w in report["waits"] if w["blocking"]]
-    if waits:
-        listing = Table("wait", "count", "total us", "line", "op", "range", title="Host waits", title_justify="left")
-        groups: dict[tuple[Any, ...], list[int]] = {}
-        for w in waits:
+        if distance["p50"] is not None:
+            say(f"  launch to start: median {distance['p50']:.1f} us, 95th percentile {distance['p95']:.1f} us")
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for w in report["waits"]:
+        if w["blocking"]:
             groups.setdefault((w["kind"], w["line"], w["op"], w["range"]), []).append(w["duration_ns"])
-        for key, times in sorted(groups.items(), key=lambda g: -sum(g[1]))[:40]:
-            listing.add_row(
-                *(Text(str(v)) for v in (key[0], len(times), f"{sum(times) / 1e3:.1f}", *(k or "–" for k in key[1:])))
-            )
-        console.print(listing)
+    if groups:
+        say("\nhost waits, longest in sum first")
+    for (kind, *place), times in sorted(groups.items(), key=lambda g: -sum(g[1]))[:LISTED]:
+        say(f"  {len(times)} x {kind}, {sum(times) / 1e3:.1f} us, longest {max(times) / 1e3:.1f} us")
+        for word, text in zip(("at", "by", "in"), place):
+            if text:
+                say(f"    {word} {text}")
+    if len(groups) > LISTED:
+        say(f"  and {len(groups) - LISTED} more places")
+    if table:
+        say("\nmetrics of Table 51")
     for row in table:
-        console.print(
-            Text(
-                "Table 51: " + ", ".join(f"{k} {v:.1f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
-            )
-        )
+        values = [f"{k.removesuffix('_us').replace('_', ' ')} {v:.1f} us" for k, v in row.items() if k.endswith("_us")]
+        where = f", device {row['device']}" if "device" in row else ""
+        say(f"  {row['metric']}{where}: " + (f"{row['count']} x, {', '.join(values)}" if row["count"] else "none"))
+    if report["dropped"] or report["warnings"]:
+        say("")
     for key, n in report["dropped"].items():
-        console.print(Text(f"dropped: {key} {n}"))
+        say(f"dropped: {key} {n}")
     for note in report["warnings"]:
-        console.print(Text(f"note: {note}"))
+        say(f"note: {note}")
 
 
 @app.command()
@@ -165,19 +181,54 @@ def verify(
         _print(rows[0] if not file.is_dir() else {"schema": 1, "ranks": rows})
     else:
         for trace, verdict in verdicts:
-            typer.echo(f"{trace.source}: {verdict}")
+            say(f"{trace.source}: {verdict}")
     codes = [v.exit_code for _, v in verdicts]
     raise typer.Exit(1 if 1 in codes else max(codes))
 
 
-@app.command()
+_EVERY = "\0"  # no shell can pass this, so no line is mistaken for it
+
+
+class _OptionalLine(TyperCommand):
+    """`--remove-waits`, `--remove-waits LINE`, `--remove-waits=LINE`: typer has no option whose value may be absent."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give a bare `--remove-waits` the value that means every wait."""
+        valued = {o for p in self.params if not getattr(p, "is_flag", True) for o in p.opts} - {"--remove-waits"}
+        out: list[str] = []
+        bare: list[int] = []  # where in `out` a `--remove-waits` stands that a plain word follows
+        plain = 0
+        rest = iter(args)
+        for word in rest:
+            if word == "--":
+                words = list(rest)
+                plain += len(words)
+                out += [word, *words]
+            elif word in valued:
+                out += [word, *([] if (value := next(rest, None)) is None else [value])]
+            elif word == "--remove-waits":
+                out.append(f"{word}={_EVERY}")
+                bare.append(len(out))
+            else:
+                plain += not word.startswith("-")
+                out.append(word)
+        for at in reversed(bare):
+            if plain > 1 and at < len(out) and not out[at].startswith("-"):  # the only plain word is FILE
+                out[at - 1 : at + 1] = [f"--remove-waits={out[at]}"]
+                plain -= 1
+        return super().parse_args(ctx, out)
+
+
+@app.command(cls=_OptionalLine)
 def whatif(
     file: File,
     remove_waits: Annotated[
-        bool, typer.Option("--remove-waits", help="Remove host waits; those of LINE only, where it is given.")
-    ] = False,
-    line: Annotated[
-        str | None, typer.Argument(metavar="[LINE]", help="Text of a source line, operator or range.")
+        list[str] | None,
+        typer.Option(
+            "--remove-waits",
+            metavar="[LINE]",
+            help="Remove host waits; with LINE only those whose source line, operator, range or call contains it.",
+        ),
     ] = None,
     host_scale: Annotated[
         float, typer.Option("--host-scale", help="Factor on host cost (0.5: a path twice as fast).")
@@ -190,7 +241,7 @@ def whatif(
         typer.Option("--merge-launches", help="Merge this many successive launches of a stream into one submission."),
     ] = 1,
     window: WindowText = "all",
-    as_json: AsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; times are microseconds.")] = False,
 ) -> None:
     """What would a change gain? Replays the trace in the queue model; the assumptions are printed with the answer."""
     from workbench.traces import TraceError
@@ -199,7 +250,11 @@ def whatif(
     traces = _traces(file)
     if len(traces) != 1:
         raise _fail("what-if replays one trace; give one file of the folder")
-    waits: bool | str = line if remove_waits and line else remove_waits
+    if len(remove_waits or ()) > 1:
+        raise _fail(f"--remove-waits: expected once, got it {len(remove_waits or ())} times")
+    waits: bool | str = bool(remove_waits) if remove_waits in (None, [], [_EVERY]) else remove_waits[0]
+    if waits == "":
+        raise _fail("--remove-waits: expected text of a source line, operator, range or call, got an empty one")
     try:
         answer = what_if(
             traces[0],
@@ -214,13 +269,11 @@ def whatif(
     if as_json:
         _print(answer)
         return
-    typer.echo(
+    say(
         f"measured {answer['measured_us']:.1f} us, replayed unchanged {answer['replayed_us']:.1f} us, "
         f"predicted {answer['predicted_us']:.1f} us"
     )
-    typer.echo(
-        f"device idle: measured {answer['measured_idle_us']:.1f} us, predicted {answer['predicted_idle_us']:.1f} us"
-    )
-    typer.echo("assumptions:")
+    say(f"device idle: measured {answer['measured_idle_us']:.1f} us, predicted {answer['predicted_idle_us']:.1f} us")
+    say("assumptions:")
     for text in answer["assumptions"]:
-        typer.echo(f"- {text}")
+        say(f"- {text}")

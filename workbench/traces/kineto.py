@@ -36,7 +36,7 @@ from workbench.traces.trace import (
     Trace,
     TraceError,
     freeze_names,
-    resolve_links,
+    link,
     table_from_chunks,
 )
 
@@ -125,16 +125,31 @@ def _open(path: Path) -> BinaryIO:
 
 def _read_block(stream: BinaryIO, size: int, builder: _Builder) -> bytes:
     parts, got = [], 0
+    if builder.stream_ended:
+        return b""
     try:
         while got < size and (part := stream.read1(size - got)):  # type: ignore[attr-defined]
             parts.append(part)
             got += len(part)
     except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
+        builder.stream_ended = True
         builder.count("truncated_file")
         builder.warn(f"the compressed stream is damaged ({error}); events after that point are lost")
     return b"".join(parts)
 
 
+_FORMATS = {
+    b"\xff\xfe": "this is UTF-16 text, expected UTF-8",
+    b"\xfe\xff": "this is UTF-16 text, expected UTF-8",
+    b"PK": "this is a zip archive, unpack it first",
+    b"\x28\xb5": "this is compressed with zstd, unpack it first",
+    b"BZ": "this is compressed with bzip2, unpack it first",
+    b"\xfd7": "this is compressed with xz, unpack it first",
+    b"\x1f\x8b": "this is compressed twice, unpack it once",
+    b"\x80\x04": "this is a Python pickle, which is never read",
+    b"<!": "this is a web page (a failed download?)",
+    b"<h": "this is a web page (a failed download?)",
+}
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _EVENT_KEYS = rb'(?:ph|name|cat|pid|tid|ts|dur|id|args|s|bp)"'
 _NEXT_EVENT = re.compile(rb",\s*(?=\{\s*\"" + _EVENT_KEYS + rb"\s*:)")
@@ -182,7 +197,11 @@ def _find_events(stream: BinaryIO, builder: _Builder) -> bytes | None:
                 f"{builder.source}: no traceEvents in the first {len(head)} bytes, expected a Kineto trace"
             )
     if not builder.read_metadata(head):
-        raise TraceError(f"{builder.source}: neither trace JSON with traceEvents nor a list of events")
+        found = [*builder.warnings, _FORMATS.get(head[:2], "") if head else "nothing in it"]
+        raise TraceError(
+            f"{builder.source}: neither trace JSON with traceEvents nor a list of events"
+            + "".join(f"; {f}" for f in found if f)
+        )
     builder.warn("the file has metadata but no traceEvents")
     return None
 
@@ -217,12 +236,11 @@ def _decode_last(block: bytes, builder: _Builder) -> None:
         body = block[:at].rstrip().rstrip(b",")
         if body.strip() and not body.endswith(b"}"):
             continue
-        metadata = b"{" + after.lstrip(b",") if after else b"{}"
         try:
             events = _decode_events(b"[" + body + b"]")
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
             continue
-        builder.read_metadata(metadata)
+        builder.read_rest(after)
         builder.add(events)
         return
     builder.add(_repair_block(block, builder, last=True))
@@ -236,45 +254,76 @@ _BAD_NUMBER = re.compile(r":\s*[-+]?(?:nan|inf|infinity)\b", re.IGNORECASE)
 def _repair_block(block: bytes, builder: _Builder, last: bool = False) -> list[_Event]:
     """Salvage whole events from a damaged block: mend the text, then decode event by event, counting what fails."""
     events: list[_Event] = []
-    damaged = repaired = 0
+    damaged = repaired = strays = 0
     starts = [m.end() for m in _EVENT_START.finditer(block)]
-    leading = (block[: starts[0]] if starts else block).strip(b" \t\r\n,[")
-    closed = not starts and leading.startswith(b"]")
+    leading = (block[: starts[0]] if starts else block).rstrip(b"[")
+    count, rest = _strays(_mended(leading))
+    strays += count
+    damaged += bool(rest and rest[0] != "]" and not last)
     for begin, end in zip(starts, [*starts[1:], len(block)]):
-        event, mended, closed = _salvage(block[begin:end])
-        if event is not None:
-            repaired += mended
-            events.append(event)
-        else:
-            damaged += not (last and end == len(block))
-    damaged += bool(leading and not last)
+        event, mended, rest = _salvage(block[begin:end])
+        if event is None:
+            damaged += not (last and end == len(block)) or block.rstrip().endswith((b"]", b"}"))
+            continue
+        events.append(event)
+        count, rest = _strays(rest)
+        strays += count
+        repaired += mended
+        if rest and rest[0] != "]":
+            damaged += 1
+        elif rest and not (last and end == len(block)):
+            builder.second_document()
     builder.count("damaged_events", damaged)
     builder.count("repaired_events", repaired)
-    if last and not closed:
+    builder.count("stray_items", strays)
+    if last and rest[:1] == "]":
+        builder.read_rest(rest[1:].encode("utf-8", "replace"))
+    elif last and not block.rstrip().endswith((b"]", b"]}")):
         builder.count("truncated_file")
         builder.warn("the file ends inside the event list: the last event and everything after it are lost")
     return events
 
 
-def _salvage(piece: bytes) -> tuple[_Event | None, bool, bool]:
-    """(event or None, was its text mended, does the list close after it)."""
+def _mended(piece: bytes) -> str:
+    return _BAD_NUMBER.sub(": null", _BAD_ESCAPE.sub(r"\\\\", _CONTROL.sub("\ufffd", piece.decode("utf-8", "replace"))))
+
+
+def _strays(text: str) -> tuple[int, str]:
+    """(items that are no events, the text from the list's end or from what is not JSON; empty where all was read)."""
+    found = at = 0
+    while True:
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+        if at == len(text) or text[at] == "]":
+            return found, text[at:]
+        try:
+            _, at = _JSON.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return found, text[at:]
+        found += 1
+
+
+def _salvage(piece: bytes) -> tuple[_Event | None, bool, str]:
+    """(event or None, was its text mended, the text after it)."""
     try:
-        return _decode_event(piece.rstrip(b" \t\r\n,")), False, False
+        return _decode_event(piece.rstrip(b" \t\r\n,")), False, ""
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
         pass
-    text = piece.decode("utf-8", "replace")
-    mended = _BAD_NUMBER.sub(": null", _BAD_ESCAPE.sub(r"\\\\", _CONTROL.sub("\ufffd", text)))
+    mended = _mended(piece)
     try:
-        raw, stop = json.JSONDecoder(strict=False, parse_float=_Text, parse_int=_Text).raw_decode(mended)
+        raw, stop = _JSON.raw_decode(mended)
         event = _decode_event(_dump(raw))
     except (ValueError, msgspec.DecodeError, RecursionError):
-        return None, False, False
-    after = mended[stop:].lstrip(" \t\r\n,")
-    return event, mended != text or "\ufffd" in text or after[:1] not in ("", "]"), after.startswith("]")
+        return None, False, ""
+    whole = mended[:stop]
+    return event, "\ufffd" in whole or whole.encode() != piece[: len(whole.encode())], mended[stop:]
 
 
 class _Text(str):
     """Digits of a JSON number, kept as written."""
+
+
+_JSON = json.JSONDecoder(strict=False, parse_float=_Text, parse_int=_Text)
+_SPACE = re.compile(r"[ \t\r\n,]*")
 
 
 def _dump(value: Any) -> bytes:
@@ -304,7 +353,8 @@ class _Builder:
         self.thread_names: dict[tuple[Any, Any], str] = {}
         self.chunks: dict[str, list[dict[str, np.ndarray]]] = {"ops": [], "calls": [], "spans": [], "syncs": []}
         self.unknown_phases: set[str] = set()
-        self.events = 0
+        self.other_categories: dict[str, int] = {}
+        self.stream_ended = False
 
     def count(self, reason: str, n: int = 1) -> None:
         if n:
@@ -317,38 +367,56 @@ class _Builder:
     def read_metadata(self, raw: bytes) -> bool:
         """Merge top-level fields; False where the bytes are no JSON object."""
         text = raw.decode("utf-8", "replace")
-        text = _BAD_NUMBER.sub(": null", _BAD_ESCAPE.sub(r"\\\\", text))
+        text = _BAD_NUMBER.sub(": null", _BAD_ESCAPE.sub(r"\\\\", text)).lstrip("\ufeff \t\r\n")
         for candidate in (text, re.sub(r",\s*}\s*$", "}", text)):
             try:
-                value = json.loads(candidate, strict=False)
+                value, stop = json.JSONDecoder(strict=False).raw_decode(candidate)
             except (ValueError, RecursionError):
                 continue
             if isinstance(value, dict):
-                value.pop("traceEvents", None)
+                events = value.pop("traceEvents", None)
+                if (isinstance(events, list) and events) or '"traceEvents"' in candidate[stop:]:
+                    self.second_document()
+                elif candidate[stop:].strip("\0 \t\r\n"):
+                    self.warn("text after the end of the JSON document is ignored")
                 self.metadata.update(value)
                 return True
         return False
 
+    def read_rest(self, after: bytes) -> None:
+        """Metadata that follows the list of events."""
+        after = after.strip(b"\0 \t\r\n")
+        if after and not self.read_metadata(b"{" + after.lstrip(b", \t\r\n")):
+            self.warn("text after the event list is no JSON and is ignored")
+
+    def second_document(self) -> None:
+        """Note that the file holds more than one list of events."""
+        self.count("second_document")
+        self.warn("the file holds more than one list of events (documents joined?): give each one in a file of its own")
+
     def add(self, events: list[_Event]) -> None:
         kept: list[_Event] = []
         codes: list[int] = []
-        known = _CLASS.get
+        known, other = _CLASS.get, self.other_categories
         for event in events:
             if event.ph == "X":
-                cat = event.cat
-                if cat is not None:
-                    code = known(cat)
-                    if code is None:
-                        code = known(cat.lower())
-                    if code is not None:
-                        kept.append(event)
-                        codes.append(code)
+                cat = event.cat or ""
+                code = known(cat)
+                if code is None:
+                    code = known(cat.lower())
+                if code is not None:
+                    kept.append(event)
+                    codes.append(code)
+                else:
+                    other[cat] = other.get(cat, 0) + 1
             elif event.ph == "M":
                 self._meta_event(event)
             elif event.ph in ("B", "E"):
                 self.unknown_phases.add(event.ph)
                 if event.ph == "B" and event.cat is not None and known(event.cat.lower()) is not None:
                     self.count("begin_end_events")
+            elif event.ph is None and (event.name is not None or event.cat is not None or event.ts is not _ABSENT):
+                self.count("stray_items")
         if not kept:
             return
         kept, code, start, end = self._times(kept, np.array(codes, np.uint8))
@@ -383,6 +451,7 @@ class _Builder:
             self.count("unusable_time", int(unusable.sum()))
             self.count("negative_duration", int(negative.sum()))
             self.count("zero_time_ops", int(zero.sum()))
+            self.count("zero_time_copies", int((zero & (code == _COPY)).sum()))
             keep = ~drop
             events = [e for e, k in zip(events, keep.tolist()) if k]
             code, start, duration = code[keep], start[keep], duration[keep]
@@ -458,7 +527,7 @@ class _Builder:
         ops = table_from_chunks(DeviceOps, self.chunks["ops"])
         names = list(self.names)
         calls = freeze_names(names, calls)
-        ops = DeviceOps(**resolve_links({k: getattr(ops, k) for k in ops.__dataclass_fields__}, calls))
+        ops = link(ops, calls, self.dropped, self.warnings)
         threads: list[tuple[int, int | str, str]] = []
         for pid, tid in self.threads:
             process = self.processes.setdefault(pid, len(self.processes))
@@ -466,7 +535,7 @@ class _Builder:
         if self.unknown_phases:
             self.warn("begin/end event pairs (ph B, E) are not read; Kineto writes complete events (ph X)")
         if not len(ops):
-            self.warn("no device operations in this trace")
+            self.warn(self._why_no_ops(len(calls) + len(spans)))
         return Trace(
             source=self.source,
             ops=ops,
@@ -480,6 +549,22 @@ class _Builder:
             dropped=self.dropped,
             warnings=self.warnings,
         )
+
+    def _why_no_ops(self, host_events: int) -> str:
+        if host_events:
+            return (
+                "no device operations in this trace, only host events: recorded without ProfilerActivity.CUDA, or "
+                "nothing ran on a GPU"
+            )
+        if self.other_categories:
+            common = sorted(self.other_categories, key=lambda c: -self.other_categories[c])[:5]
+            total, found = sum(self.other_categories.values()), ", ".join(c[:40] or "none" for c in common)
+            return (
+                f"no device operations in this trace: none of its {total} complete events has a category of the "
+                f"PyTorch profiler (found: {found}; expected kernel, gpu_memcpy, cuda_runtime, cpu_op and others); "
+                "traces of JAX, XLA, TensorFlow or torch before 1.8.1 are not read"
+            )
+        return "no device operations in this trace"
 
 
 def _label(value: Any) -> int | str:

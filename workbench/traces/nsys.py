@@ -34,7 +34,7 @@ from workbench.traces.trace import (
     Trace,
     TraceError,
     freeze_names,
-    resolve_links,
+    link,
     table_from_chunks,
 )
 
@@ -132,7 +132,7 @@ class _Reader:
         syncs = table_from_chunks(SyncRecords, list(self._syncs()))
         names = list(self.names)
         calls = freeze_names(names, calls)
-        ops = DeviceOps(**resolve_links({k: getattr(ops, k) for k in ops.__dataclass_fields__}, calls))
+        ops = link(ops, calls, self.dropped, self.warnings)
         thread_names = self._thread_names()
         threads = []
         for key in self.threads:

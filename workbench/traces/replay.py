@@ -21,7 +21,7 @@ from workbench.traces.idle import TURNAROUND_NS, Analysis, Window, gaps, time_in
 from workbench.traces.lookup import Locator
 from workbench.traces.ranges import steps as profiler_steps
 from workbench.traces.trace import CPU_OP, NONE, Trace, TraceError
-from workbench.traces.waits import describe_waits
+from workbench.traces.waits import NOT_COUNTED, describe_waits
 
 DEPENDENCY_SLACK_NS = 20_000
 ROUNDS = 6
@@ -302,6 +302,7 @@ def what_if(
         "replayed_idle_us": idle0 / 1e3,
         "predicted_idle_us": idle1 / 1e3,
         "removed_waits": int(removed.sum()),
+        "removed_blocking_waits": _blocking(replay, removed),
         "submissions": submissions,
         "assumptions": _assumptions(replay, removed, host_scale, device_scale, merge_launches),
     }
@@ -486,6 +487,11 @@ def _measured_idle(replay: Replay) -> int:
     return _idle(replay, np.arange(len(replay.op)), ops.start_ns[replay.op], ops.end_ns[replay.op])
 
 
+def _blocking(replay: Replay, removed: np.ndarray) -> int:
+    """How many of the removed waits held up submission: those that the verifier counts."""
+    return int(replay.analysis.waits.counted()[replay.wait[removed]].sum())
+
+
 def _assumptions(replay: Replay, removed: np.ndarray, host_scale: float, device_scale: float, merge: int) -> list[str]:
     out = [
         "the submitting threads of the process are one host timeline; time between submissions is host cost and "
@@ -503,9 +509,12 @@ def _assumptions(replay: Replay, removed: np.ndarray, host_scale: float, device_
             "after the measured gap between operations; where a change moves it between these, the median applies"
         )
     if removed.any():
+        held = _blocking(replay, removed)
+        others = int(removed.sum()) - held
         out.append(
-            f"{int(removed.sum())} waits are removed with the return of their call; a scalar read (`.item()`) goes "
-            "with its host time and its copy, other copies still run"
+            f"{int(removed.sum())} waits are removed with the return of their call"
+            + (f" ({held} held the host, as `verify` counts; {others} {NOT_COUNTED})" if others else "")
+            + "; a scalar read (`.item()`) goes with its host time and its copy, other copies still run"
         )
     if host_scale != 1:
         out.append(f"all host cost is scaled by {host_scale:g}, the return from waits included")

@@ -190,59 +190,85 @@ class Trace:
         return self.processes[process] if process >= 0 else None
 
 
-def resolve_links(ops: dict[str, np.ndarray], calls: Calls) -> dict[str, np.ndarray]:
-    """Fill `process` and `launch` of device operations from (process, correlation).
+AMBIGUOUS_LINKS = "ambiguous_links"
+
+
+def link(ops: DeviceOps, calls: Calls, dropped: dict[str, int], warnings: list[str]) -> DeviceOps:
+    """Device operations with `process` and `launch` filled; links that are a guess are counted and said.
 
     Correlations 0 and -1 are no ids. Where several calls carry one correlation (several processes in a file, or an id
-    used twice), the device's usual process is preferred, then the nearest call that began before the operation.
+    used twice), the device's usual process is preferred, then the nearest call that began before the operation. Where
+    the process leaves more than one call, the link is a guess: `ambiguous_links` in `dropped`.
     """
+    columns, guessed = resolve_links({f.name: getattr(ops, f.name) for f in dataclasses.fields(ops)}, calls)
+    if guessed:
+        dropped[AMBIGUOUS_LINKS] = guessed
+        warnings.append(
+            f"{guessed} operations carry a correlation id that several calls of a process share: each is linked to the "
+            "nearest call before it, which is a guess"
+        )
+    return DeviceOps(**columns)
+
+
+def resolve_links(ops: dict[str, np.ndarray], calls: Calls) -> tuple[dict[str, np.ndarray], int]:
+    """(columns with `process` and `launch` filled, how many links are guesses); see `link`."""
     n = len(ops["start_ns"])
     launch = np.full(n, NONE, np.int64)
-    usable_calls = np.flatnonzero(calls.correlation > 0)
-    op_correlation = ops["correlation"]
-    if n and len(usable_calls):
-        order = usable_calls[np.argsort(calls.correlation[usable_calls], kind="stable")]
-        keys = calls.correlation[order]
-        low = np.searchsorted(keys, op_correlation, "left")
-        count = np.searchsorted(keys, op_correlation, "right") - low
-        count[op_correlation <= 0] = 0
-        one = np.flatnonzero(count == 1)
-        own, found = ops["process"][one], order[low[one]]
-        same = (own < 0) | (calls.process[found] == own)
-        launch[one[same]] = found[same]
-        many = np.flatnonzero(count > 1)
+    guessed = 0
+    usable = np.flatnonzero(calls.correlation > 0)
+    if n and len(usable):
+        ids, of_call = np.unique(calls.correlation[usable], return_inverse=True)
+        at = np.minimum(np.searchsorted(ids, ops["correlation"]), len(ids) - 1)
+        found = (ops["correlation"] > 0) & (ids[at] == ops["correlation"])
+        own = ops["process"]
+        count = np.bincount(of_call)
+        only = np.empty(len(ids), np.int64)
+        only[of_call] = usable
+        one = np.flatnonzero(found & (count[at] == 1))
+        one = one[(own[one] < 0) | (calls.process[only[at[one]]] == own[one])]
+        launch[one] = only[at[one]]
+        many = np.flatnonzero(found & (count[at] > 1))
         if len(many):
-            _resolve_ambiguous(ops, calls, launch, many, low, count, order)
+            home = _usual_process(launch, ops["device"], calls)
+            wanted = np.array([home.get(int(d), NONE) for d in ops["device"][many]], np.int64)
+            wanted = np.where(own[many] >= 0, own[many], wanted)
+            start = ops["start_ns"][many]
+            size = int(calls.process.max()) + 2
+            # First among the calls of the wanted process, then (unless the operation names its process) among all.
+            key = of_call * size + calls.process[usable]
+            best, alike = _nearest_before(key, calls.start_ns[usable], at[many] * size + wanted, start)
+            anywhere = np.flatnonzero((alike == 0) & (own[many] < 0))
+            if len(anywhere):
+                found_any = _nearest_before(of_call, calls.start_ns[usable], at[many[anywhere]], start[anywhere])
+                best[anywhere], alike[anywhere] = found_any
+            linked = alike > 0
+            launch[many[linked]] = usable[best[linked]]
+            guessed = int((alike > 1).sum())
     known = launch >= 0
     process = ops["process"].copy()
     process[known] = calls.process[launch[known]]
     if (process < 0).any():
         _adopt_orphans(process, ops["device"], calls)
-    return {**ops, "launch": launch, "process": process}
+    return {**ops, "launch": launch, "process": process}, guessed
 
 
-def _resolve_ambiguous(
-    ops: dict[str, np.ndarray],
-    calls: Calls,
-    launch: np.ndarray,
-    many: np.ndarray,
-    low: np.ndarray,
-    count: np.ndarray,
-    order: np.ndarray,
-) -> None:
-    home = _usual_process(launch, ops["device"], calls)
-    rows = np.repeat(many, count[many])
-    first = np.repeat(np.cumsum(count[many]) - count[many], count[many])
-    candidate = order[low[rows] + np.arange(len(rows)) - first]
-    own = ops["process"][rows]
-    at_home = np.array([home.get(int(d), NONE) for d in ops["device"][rows]])
-    wrong_process = np.where(own >= 0, calls.process[candidate] != own, False)
-    foreign = (at_home >= 0) & (calls.process[candidate] != at_home)
-    lead = ops["start_ns"][rows] - calls.start_ns[candidate]
-    rank = np.lexsort((np.abs(lead), lead < 0, foreign, wrong_process, rows))
-    best = rank[np.unique(rows[rank], return_index=True)[1]]
-    keep = ~wrong_process[best]
-    launch[rows[best[keep]]] = candidate[best[keep]]
+def _nearest_before(
+    key: np.ndarray, start: np.ndarray, wanted: np.ndarray, instant: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each wanted key the row with the last start <= its instant (else its first row), and how many rows share it.
+
+    `start` is ascending. Without a row the count is 0. No step grows with the product of both sides: a damaged file
+    may give all its calls one id.
+    """
+    order = np.argsort(key, kind="stable")
+    keys = key[order]
+    low, high = np.searchsorted(keys, wanted, "left"), np.searchsorted(keys, wanted, "right")
+    times = np.searchsorted(start, instant, "right")  # how many of all rows start by then
+    group = np.concatenate([[0], np.cumsum(keys[1:] != keys[:-1])])
+    here = group[np.minimum(low, len(order) - 1)]
+    scale = len(start) + 1
+    at = np.searchsorted(group * scale + order, here * scale + times, "left") - 1
+    return order[np.minimum(np.maximum(at, low), len(order) - 1)], high - low
 
 
 def _usual_process(launch: np.ndarray, device: np.ndarray, calls: Calls) -> dict[int, int]:

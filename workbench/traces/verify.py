@@ -16,11 +16,12 @@ import numpy as np
 from workbench.traces.idle import SUBMISSION, SYNC, Analysis, Window
 from workbench.traces.lookup import NO_STACKS, Locator
 from workbench.traces.summary import UNLINKED_SHARE, empty_graph_launches
-from workbench.traces.trace import Trace
-from workbench.traces.waits import FINAL_SYNC, describe_waits
+from workbench.traces.trace import AMBIGUOUS_LINKS, Trace
+from workbench.traces.waits import FINAL_SYNC, NOT_COUNTED, describe_waits
 
 IDLE_THRESHOLD_US = 20.0
 VIOLATION_SHARE = 0.01
+TIMELESS_SHARE = 0.5
 LISTED = 50
 # Reasons of `Trace.dropped` that leave a hole where a wait or an operation may have been.
 LOST = (
@@ -32,6 +33,9 @@ LOST = (
     "negative_duration",
     "out_of_range_ids",
     "begin_end_events",
+    "stray_items",
+    "second_document",
+    "zero_time_copies",
 )
 
 
@@ -100,6 +104,11 @@ def verify_trace(
     notes = []
     if exempt:
         notes.append(f"{exempt} final device synchronise (the profiler's own) is exempt")
+    rest = _idle_waits(analysis, window)
+    if rest and offences:
+        notes.append(
+            f"not counted: {rest} synchronise calls that {NOT_COUNTED} (a what-if without waits drops them too)"
+        )
     if offences and not Locator(analysis.trace).has_stacks:
         notes.append(NO_STACKS)
     reasons = []
@@ -125,6 +134,15 @@ def verify_trace(
             else "no blocking wait"
         ]
     return Verdict(verdict, reasons, offences, starved, float(idle_threshold_us), window, notes)
+
+
+def _idle_waits(analysis: Analysis, window: Window | None) -> int:
+    """Synchronise calls of submitting threads that are no offence."""
+    waits = analysis.waits
+    inside = waits.submits & ~waits.counted()
+    if window is not None:
+        inside &= (waits.end_ns > window[0]) & (waits.start_ns < window[1])
+    return int(inside.sum())
 
 
 def _offences(analysis: Analysis, window: Window | None) -> tuple[list[dict[str, Any]], int]:
@@ -206,7 +224,8 @@ def _cannot_tell(analysis: Analysis, window: Window | None) -> list[str]:
     trace, ops = analysis.trace, analysis.trace.ops
     why = []
     if not len(ops):
-        return ["the trace has no device operations"]
+        lost = trace.dropped.get("zero_time_ops", 0)
+        return [f"all {lost} device operations have no times"] if lost else (trace.warnings or ["no device operations"])
     if window is not None and not ((ops.end_ns > window[0]) & (ops.start_ns < window[1])).any():
         why.append(f"the window {window[0]}:{window[1]} ns holds no device operations")
     if not len(trace.calls):
@@ -217,6 +236,19 @@ def _cannot_tell(analysis: Analysis, window: Window | None) -> list[str]:
     unlinked = int(((ops.launch < 0) & ~analysis.carry_in).sum())
     if len(trace.calls) and unlinked > UNLINKED_SHARE * len(ops):
         why.append(f"{unlinked} of {len(ops)} operations have no recorded launch (bound: {UNLINKED_SHARE:.0%})")
+    guessed = trace.dropped.get(AMBIGUOUS_LINKS, 0)
+    if guessed > UNLINKED_SHARE * len(ops):
+        why.append(
+            f"{guessed} of {len(ops)} operations share their correlation id with several calls, so their launch is a "
+            f"guess (bound: {UNLINKED_SHARE:.0%})"
+        )
+    timeless = int((ops.end_ns == ops.start_ns).sum()) + trace.dropped.get("zero_time_ops", 0)
+    recorded = len(ops) + trace.dropped.get("zero_time_ops", 0)
+    if timeless > TIMELESS_SHARE * recorded:
+        why.append(
+            f"{timeless} of {recorded} device operations have no duration (bound: {TIMELESS_SHARE:.0%}), so idle time "
+            "and waits cannot be told"
+        )
     violations = int(analysis.clock_violation.sum())
     if violations > VIOLATION_SHARE * len(ops):
         why.append(f"{violations} of {len(ops)} operations start before their own launch: clocks disagree")

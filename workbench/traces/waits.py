@@ -25,6 +25,7 @@ from workbench.traces.trace import (
 
 BLOCKING_D2H, STREAM, EVENT, DEVICE, POLLING, FINAL_SYNC = range(6)
 WAIT_KINDS = ("blocking_d2h", "stream_sync", "event_sync", "device_sync", "polling", "final_device_sync")
+NOT_COUNTED = "had nothing left to wait for, or are the final synchronise"
 POLL_CALLS, POLL_NS = 8, 20_000
 LONG_CALL_NS = 100_000
 _ALLOCATION = re.compile(r"aten::(new_)?(empty|resize|_?pin_memory|set_|clone)")
