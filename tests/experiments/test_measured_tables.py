@@ -117,7 +117,7 @@ def test_the_branch_must_start_at_the_checkpoint_and_part():
         "fig45_lbl_branch",
         pl.when(pl.col("arm") == "branch").then(pl.col("ce") + 0.5).otherwise(pl.col("ce")).alias("ce"),
     )
-    assert check(worse, "the late cross-entropy").fails
+    assert check(worse, "the smaller coefficient costs no").fails
 
 
 def test_the_stitching_rule_and_schedule_are_checked():
@@ -129,4 +129,16 @@ def test_the_stitching_rule_and_schedule_are_checked():
     assert check(result, "a repeated step").fails
     whole = load("fig66_batch_warmup").run("recorded")
     holes = dataclasses.replace(whole, table=whole.table.filter(pl.col("segment") != 9))
-    assert check(holes, "at every overlapping step").fails
+    assert check(holes, "no step is missing").fails
+
+
+def test_a_stitch_that_keeps_the_oldest_segment_is_noticed(monkeypatch):
+    from workbench.training import histories
+
+    stitch = histories.stitch
+    result = load("fig66_batch_warmup").run("recorded")
+    later = result.table.with_columns((pl.col("ce") + 1e-4 * pl.col("segment")).alias("ce"))
+    result = dataclasses.replace(result, table=later)
+    assert check(result, "at every overlapping step").holds
+    monkeypatch.setattr(histories, "stitch", lambda segments: stitch(segments[::-1]))
+    assert check(dataclasses.replace(result), "at every overlapping step").fails

@@ -18,6 +18,7 @@ LAZY_GROUPS = {
     "trace": "where a real profiler trace waits",
     "record": "measure an experiment on this GPU and keep it",
     "audit": "what this machine is and whether it can be trusted for timing",
+    "history": "archived metric histories: stitch segments, compare windows",
     "sweep": "many parameter sets over several machines",
     "launch": "run under torchrun or Slurm",
 }

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.experiment import Check, Params, Result, param
+from workbench.experiments._archives import ArchiveExperiment, reading_report
+
+__all__ = ["EXPERIMENT", "reading_report"]
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -16,6 +20,16 @@ REPORT_BRANCH_STEP = 17_000
 REPORT_LAST_STEP = 25_669
 REPORT_WINDOWS = ((17_001, 17_999), (24_000, 25_669))
 """Early and late windows of the archived histories."""
+METRICS = ("ce", "lbl", "load_max_over_mean", "confidence", "grad_norm")
+LABELS = {
+    "ce": "cross-entropy",
+    "lbl": "LBL (1 is balance)",
+    "load_max_over_mean": "load, max / mean",
+    "confidence": "router confidence",
+    "grad_norm": "gradient norm",
+}
+DRAWN_POINTS = 4000
+"""Points of a curve from which on it is thinned, after smoothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +46,20 @@ class BranchParams(Params):
     span: int = param(15, "steps of the running median that is drawn", min=1, max=501, step=2, analysis=True)
     early: float = param(0.115, "length of the early window, as a share of the branch", min=0.01, max=1, analysis=True)
     late: float = param(0.807, "start of the late window, as a share of the branch", min=0, max=0.99, analysis=True)
+    archive: str = param("", "file or folder of your own histories, original and branch; empty: ours", analysis=True)
+    archive_branch: str = param("", "file or folder of the branch, where `archive` is the original", analysis=True)
+    metrics: tuple[str, ...] = param((), "names in your archive, as ours=theirs, e.g. ce=train/CE loss", analysis=True)
+    window_steps: tuple[int, ...] = param(
+        (), "first and last step of the early and of the late window; empty: see `windows`", min=0, analysis=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        w = self.window_steps
+        if w and not (len(w) == 4 and w[0] <= w[1] and w[2] <= w[3]):
+            raise ValueError(f"window_steps: expected four steps, first and last of two windows, got {list(w)}")
+        if self.archive_branch and not self.archive:
+            raise ValueError("archive_branch: expected `archive` to name the original's histories, got none")
 
 
 def measure(params: BranchParams, recorder: Any) -> list[dict[str, Any]]:
@@ -84,21 +112,65 @@ def measure(params: BranchParams, recorder: Any) -> list[dict[str, Any]]:
     return recorder.rows
 
 
-def windows(table: pl.DataFrame, params: BranchParams) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the early and late windows: the report's for histories of its length, proportional ones else."""
+def read(params: BranchParams) -> tuple[pl.DataFrame, list[str]]:
+    """Read a reader's archive: rows with ``seed`` and ``arm``, and what reading and stitching did.
+
+    Two runs are told apart by `archive_branch`, by the word "branch" in one name, or by the later first step.
+
+    Raises:
+        ValueError: the archive does not hold exactly two runs (per seed), or nothing tells them apart.
+    """
     import polars as pl
 
-    branch = table.filter(pl.col("arm") == "branch")["step"]
-    first, last = int(branch.min()), int(table.filter(pl.col("arm") == "original")["step"].max())  # type: ignore[arg-type]
-    if first == REPORT_BRANCH_STEP + 1 and last >= REPORT_LAST_STEP:
+    from workbench.training.archive import read_archive, rename_metrics
+
+    named = [("original", r) for r in read_archive(params.archive)]
+    if params.archive_branch:
+        named += [("branch", r) for r in read_archive(params.archive_branch)]
+    else:
+        names = sorted({r.name for _, r in named})
+        if len(names) != 2:
+            raise ValueError(
+                f"archive: expected two runs, original and branch (or archive_branch), got {len(names)}: "
+                + ", ".join(map(repr, names[:10]))
+            )
+        word = [n for n in names if "branch" in n.lower()]
+        first = {n: min(int(r.stitched()[0]["step"][0]) for _, r in named if r.name == n) for n in names}
+        if len(word) != 1 and first[names[0]] == first[names[1]]:
+            raise ValueError(f"archive: both runs start at step {first[names[0]]}; name the branch in archive_branch")
+        branch = word[0] if len(word) == 1 else max(names, key=lambda n: first[n])
+        named = [("branch" if r.name == branch else "original", r) for _, r in named]
+    for arm in ("original", "branch"):
+        seeds = [r.seed for a, r in named if a == arm]
+        if len(seeds) != len(set(seeds)) or not seeds:
+            raise ValueError(f"archive: expected one {arm} run per seed, got {len(seeds)} runs of seeds {seeds}")
+    tables, told = [], []
+    for arm, run in named:
+        table, merged = run.stitched()
+        table, renamed = rename_metrics(table.drop("segment"), params.metrics)
+        table = table.rename({c: f"metric_{c}" for c in ("seed", "arm") if c in table.columns})
+        tables.append(table.select(pl.lit(run.seed).alias("seed"), pl.lit(arm).alias("arm"), pl.all()))
+        who = f"{arm}, seed {run.seed}" if len(named) > 2 else arm
+        told += [f"{who}: {line}" for line in (*merged.lines(), *run.notes, *renamed)]
+    return pl.concat(tables, how="diagonal"), told
+
+
+def windows(table: pl.DataFrame, params: BranchParams) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the early and late windows: those asked for, the report's where both arms have them, else shares."""
+    import polars as pl
+
+    if params.window_steps:
+        a, b, c, d = params.window_steps
+        return (a, b), (c, d)
+    arms = [table.filter(pl.col("arm") == a)["step"] for a in ("original", "branch")]
+    if all(s.is_between(*w).any() for s in arms for w in REPORT_WINDOWS):
         return REPORT_WINDOWS
-    length = last - first + 1
+    first, last = int(arms[1].min()), min(int(s.max()) for s in arms)  # type: ignore[arg-type]
+    length = max(1, last - first + 1)
     return (first, first + max(1, round(length * params.early)) - 1), (first + round(length * params.late), last)
 
 
-def window_table(
-    result: Result, metrics: tuple[str, ...] = ("ce", "lbl", "load_max_over_mean", "grad_norm")
-) -> pl.DataFrame:
+def window_table(result: Result, metrics: tuple[str, ...] = METRICS) -> pl.DataFrame:
     """Return medians with intervals per seed, arm and window."""
     import polars as pl
 
@@ -118,6 +190,29 @@ def window_table(
     return pl.DataFrame(rows)
 
 
+def difference_table(result: Result, metrics: tuple[str, ...] = METRICS) -> pl.DataFrame:
+    """Return branch minus original per window, seed and metric: medians of step-by-step differences, with intervals.
+
+    Both arms see the same batch at the same step, so that the batch's noise cancels, as it does not between medians.
+    """
+    import polars as pl
+
+    from workbench.training.histories import paired_difference
+
+    table = with_layer_means(result.table)
+    rows = []
+    for name, (first, last) in zip(("early", "late"), windows(table, result.params)):
+        for seed in table["seed"].unique(maintain_order=True):
+            original, branch = (
+                table.filter((pl.col("seed") == seed) & (pl.col("arm") == arm)) for arm in ("original", "branch")
+            )
+            for metric in metrics:
+                if metric in table.columns:
+                    found = paired_difference(branch, original, metric, first, last)
+                    rows.append({"window": name, "seed": seed, "metric": metric} | found)
+    return pl.DataFrame(rows)
+
+
 def with_layer_means(table: pl.DataFrame) -> pl.DataFrame:
     """Add the mean over layers of each per-layer metric."""
     import polars as pl
@@ -129,60 +224,55 @@ def with_layer_means(table: pl.DataFrame) -> pl.DataFrame:
     return table
 
 
-def differences(result: Result, metric: str, window: str) -> list[float]:
-    """Return branch minus original of a metric's window median, one value a seed."""
-    import polars as pl
-
-    t = window_table(result, (metric,)).filter(pl.col("window") == window)
-    wide = t.pivot(on="arm", index="seed", values="median")
-    return (wide["branch"] - wide["original"]).to_list()
-
-
 def checks(result: Result) -> list[Check]:
-    """What lowering the coefficient does here, seed by seed; our scale, not the report's run."""
+    """What lowering the coefficient does, seed by seed.
+
+    The report's appendix states the protocol and no outcome, so all but the first claim are what one expects of it.
+    """
     import polars as pl
 
     out = []
     table = result.table
     for seed in table["seed"].unique(maintain_order=True):
         part = table.filter(pl.col("seed") == seed)
-        steps = part.filter(pl.col("arm") == "branch")["step"]
-        at = int(steps.min()) - 1  # type: ignore[operator]
+        at = int(part.filter(pl.col("arm") == "branch")["step"].min()) - 1  # type: ignore[arg-type]
+        steps = part.filter(pl.col("arm") == "original")["step"]
         out.append(
             Check(
                 f"seed {seed}: the branch starts where the checkpoint was",
-                at in part.filter(pl.col("arm") == "original")["step"],
+                bool(steps.min() <= at <= steps.max()),  # type: ignore[operator]
                 f"step {at}",
             )
         )
+    late = difference_table(result).filter(pl.col("window") == "late")
 
-    def shown(values: list[float]) -> str:
-        return "branch - original by seed: " + ", ".join(f"{v:+.4f}" for v in values)
+    def judge(claim: str, metric: str, holds: Any, why: str = "") -> Check:
+        rows = late.filter((pl.col("metric") == metric) & (pl.col("rows") > 0)).to_dicts()
+        if not rows:
+            return Check(claim, None, f"no {metric} in the late window")
+        shown = ", ".join(f"{r['median']:+.4f} [{r['low']:+.4f}, {r['high']:+.4f}]" for r in rows)
+        text = f"branch - original, paired by step, by seed: {shown}"
+        if metric == "ce" and len(rows) > 1:
+            values = [r["median"] for r in rows]
+            error = statistics.stdev(values) / len(values) ** 0.5
+            text += f"; mean {statistics.fmean(values):+.4f}, standard error over seeds {error:.4f}"
+        found = holds(rows)
+        return Check(claim, found, text, "" if found else why)
 
-    load = differences(result, "load_max_over_mean", "late")
-    out.append(
-        Check("with a smaller coefficient the most loaded expert takes more", all(v > 0 for v in load), shown(load))
-    )
-    sure = differences(result, "confidence", "late")
-    out.append(Check("the router grows more confident", all(v > 0 for v in sure), shown(sure)))
-    lbl = differences(result, "lbl", "late")
-    higher = all(v > 0 for v in lbl)
-    why = (
+    def all_higher(rows: list[dict[str, Any]]) -> bool:
+        return all(r["low"] > 0 for r in rows)
+
+    near = (
         "near-uniform sigmoid scores hardly follow the load, so the product that the loss measures can fall, "
         "even below 1, while the largest load grows"
     )
-    out.append(Check("the load-balancing loss itself settles higher", higher, shown(lbl), "" if higher else why))
-    ce = differences(result, "ce", "late")
-    enough = len(ce) > 1
-    spread = statistics.stdev(ce) / len(ce) ** 0.5 if enough else 0.0
-    out.append(
-        Check(
-            "the late cross-entropy of the two arms differs by no more than chance over seeds",
-            abs(statistics.fmean(ce)) <= 2 * spread if enough else None,
-            f"{shown(ce)}; mean {statistics.fmean(ce):+.4f}, standard error {spread:.4f}",
-        )
-    )
-    return out
+    return [
+        *out,
+        judge("with a smaller coefficient the most loaded expert takes more", "load_max_over_mean", all_higher),
+        judge("the router grows more confident", "confidence", all_higher),
+        judge("the load-balancing loss itself settles higher", "lbl", all_higher, near),
+        judge("the smaller coefficient costs no late cross-entropy", "ce", lambda rows: not all_higher(rows)),
+    ]
 
 
 def draw(result: Result) -> go.Figure:
@@ -194,23 +284,22 @@ def draw(result: Result) -> go.Figure:
     from workbench.training.histories import smooth
 
     table = with_layer_means(result.table)
-    panels = [
-        ("ce", "cross-entropy"),
-        ("lbl", "LBL (1 is balance)"),
-        ("load_max_over_mean", "load, max / mean"),
-        ("confidence", "router confidence"),
-    ]
-    panels = [(m, label) for m, label in panels if m in table.columns]
+    told = (m.partition("=")[0] for m in result.params.metrics)
+    drawn = [m for m in dict.fromkeys((*METRICS[:4], *told)) if m in table.columns]
+    drawn = drawn or [c for c in table.columns if c not in ("seed", "arm", "step")][:4]
+    panels = [(m, LABELS.get(m, html.escape(m))) for m in drawn]
     fig = figure("One checkpoint, two LBL coefficients", rows=len(panels), height=190 * len(panels) + 140)
     style = {"original": (COLOURS["cpu_submit"], f"original, {result.params.coefficient:g}", "solid"),
              "branch": (COLOURS["sync_wait"], f"branch, {result.params.branch_coefficient:g}", "solid")}  # fmt: skip
     for row, (metric, label) in enumerate(panels, start=1):
         for (seed, arm), part in table.group_by(["seed", "arm"], maintain_order=True):
             colour, name, dash = style[str(arm)]
+            part = part.filter(pl.col(metric).is_finite())
+            every = max(1, -(-part.height // DRAWN_POINTS))
             fig.add_trace(
                 go.Scatter(
-                    x=part["step"].to_list(),
-                    y=smooth(part[metric].to_numpy(), result.params.span),
+                    x=part["step"].to_list()[::every],
+                    y=smooth(part[metric].to_numpy(), result.params.span)[::every],
                     mode="lines",
                     line={"color": colour, "width": 1.3, "dash": dash},
                     opacity=0.8,
@@ -237,7 +326,7 @@ def draw(result: Result) -> go.Figure:
     return fig
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = ArchiveExperiment(
     slug="fig45_lbl_branch",
     group="appendix_b",
     title="Figures 45 and 46 by the same protocol: the LBL-coefficient branch",
@@ -248,6 +337,7 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    read=read,
     recording="2026-11-29_h200_5b112d1",
     needs="one CUDA GPU, or tiny=True",
     live_on_cpu=True,

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import html
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.experiment import Check, Params, Result, param
+from workbench.experiments._archives import Archive, ArchiveExperiment, reading_report
 from workbench.models.schedules import REPORT_MULTIPLES, report_fractions
+
+__all__ = ["EXPERIMENT", "reading_report"]
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     import polars as pl
 
 SCHEDULES = ("warmup", "fixed large", "fixed small")
+FAR = "this run of {:,} tokens is far from converged, where the number of steps decides"
+DRAWN_POINTS = 4000
+"""Points of a curve from which on it is thinned, after smoothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +39,11 @@ class BatchWarmupParams(Params):
     tiny: bool = param(False, "a model that a CPU trains in a minute")
     graphs: bool = param(True, "on a GPU, replay steps as CUDA graphs: eager steps of this size wait for submission")
     span: int = param(9, "steps of the running median that is drawn", min=1, max=501, step=2, analysis=True)
+    planned_alpha: float = param(
+        0.5, "learning-rate exponent of the dotted plan", min=0, max=1.5, step=0.05, analysis=True
+    )
+    archive: str = param("", "file or folder of your own histories, one file a segment; empty: ours", analysis=True)
+    metrics: tuple[str, ...] = param((), "names in your archive, as ours=theirs, e.g. ce=train/CE loss", analysis=True)
 
 
 def _fractions(count: int) -> tuple[float, ...]:
@@ -120,113 +132,187 @@ def measure(params: BatchWarmupParams, recorder: Any) -> list[dict[str, Any]]:
     return recorder.rows
 
 
-def stitched(result: Result) -> tuple[dict[str, pl.DataFrame], Any]:
-    """Return each schedule's stitched history, and the merge report of the warmup run."""
+def read(params: BatchWarmupParams) -> tuple[pl.DataFrame, list[str]]:
+    """Read a reader's archive: rows with ``schedule`` (a run), ``segment`` (1 is the oldest), and what reading did.
+
+    Raises:
+        ValueError: a run has no metric that can be read as the cross-entropy.
+    """
+    import polars as pl
+
+    from workbench.training.archive import read_archive, rename_metrics
+
+    tables, told = [], []
+    for run in read_archive(params.archive):
+        name = (run.name or Path(params.archive).stem) + (f", seed {run.seed}" if run.seed else "")
+        for number, segment in enumerate(run.segments, start=1):
+            table, renamed = rename_metrics(segment.table, params.metrics)
+            if "ce" not in table.columns:
+                raise ValueError(
+                    f"archive: {segment.name!r} has no cross-entropy; name it in metrics as ce=COLUMN, "
+                    f"columns are {', '.join(c for c in segment.table.columns if c != 'step')}"
+                )
+            ours = [c for c in ("schedule", "segment", "segment_name") if c in table.columns]
+            table = table.rename({c: f"metric_{c}" for c in ours})
+            keys = {"schedule": name, "segment": number, "segment_name": segment.name}
+            tables.append(table.select(*(pl.lit(v).alias(k) for k, v in keys.items()), pl.all()))
+            told += [f"{name}, {segment.name}: {line}" for line in (*segment.notes, *renamed)]
+        told += [f"{name}: {line}" for line in run.stitched()[1].lines()]
+    return pl.concat(tables, how="diagonal"), told
+
+
+def stitched(result: Result) -> tuple[dict[str, pl.DataFrame], dict[str, Any]]:
+    """Return each schedule's stitched history, and its merge report."""
     import polars as pl
 
     from workbench.training.histories import History, stitch
 
-    tables, report = {}, None
-    for name in SCHEDULES:
+    tables, reports = {}, {}
+    keys = ("schedule", "segment", "segment_name")
+    for name in result.table["schedule"].unique(maintain_order=True):
         part = result.table.filter(pl.col("schedule") == name)
-        if not part.height:
-            continue
-        pieces = [
-            History(f"segment {int(n):02d}", part.filter(pl.col("segment") == n).drop("schedule", "segment"))
-            for n in part["segment"].unique().sort()
-        ]
-        tables[name], merged = stitch(pieces)
-        report = merged if name == "warmup" else report
-    return tables, report
+        pieces = []
+        for number in part["segment"].unique().sort():
+            piece = part.filter(pl.col("segment") == number)
+            named = "segment_name" in piece.columns
+            title = str(piece["segment_name"][0]) if named else f"segment {int(number):02d}"
+            pieces.append(History(title, piece.drop(*(k for k in keys if k in piece.columns))))
+        tables[name], reports[name] = stitch(pieces)
+    return tables, reports
+
+
+def merge_table(result: Result) -> pl.DataFrame:
+    """Return what stitching did: per schedule and segment its rows, steps, and rows kept and replaced."""
+    import polars as pl
+
+    _, reports = stitched(result)
+    return pl.DataFrame([{"schedule": n} | s for n, r in reports.items() for s in r.segments])
 
 
 def final_losses(tables: dict[str, pl.DataFrame]) -> dict[str, dict[str, Any]]:
-    """Return the median cross-entropy over the last twentieth of the tokens, with interval, steps and seconds."""
+    """Return the median cross-entropy over the last twentieth of the tokens, with interval, steps, seconds and rate."""
     from workbench.training.histories import window_median
 
     out = {}
     for name, table in tables.items():
-        last = table["tokens"].max()
-        first = table.filter(table["tokens"] > 0.95 * last)["step"].min()  # type: ignore[operator]
+        axis = table["tokens"] if "tokens" in table.columns else table["step"]
+        first = table.filter(axis > 0.95 * axis.max())["step"].min()  # type: ignore[operator]
         found = window_median(table, "ce", int(first), int(table["step"].max()))  # type: ignore[arg-type]
-        out[name] = found | {"steps": table.height, "seconds": float(table["seconds"].max())}  # type: ignore[arg-type]
+        out[name] = found | {"steps": int(table["step"].max())}  # type: ignore[arg-type]
+        if {"seconds", "tokens"} <= set(table.columns):
+            seconds, tokens = float(table["seconds"].max()), int(table["tokens"].max())  # type: ignore[arg-type]
+            out[name] |= {"seconds": seconds, "tokens_per_s": round(tokens / seconds)}
     return out
+
+
+def rates(table: pl.DataFrame) -> pl.DataFrame:
+    """Return tokens per second between reads of the metrics: ``tokens, batch, tokens_per_s``."""
+    import polars as pl
+
+    # All rows of one read carry its time; the last of them is the read's own.
+    reads = table.group_by("seconds", maintain_order=True).last().sort("step")
+    rate = pl.col("tokens").diff().fill_null(pl.col("tokens")) / pl.col("seconds").diff().fill_null(pl.col("seconds"))
+    found = reads.with_columns(rate.alias("tokens_per_s")).select("tokens", "batch", "tokens_per_s")
+    return found.filter(pl.col("tokens_per_s").is_finite() & (pl.col("tokens_per_s") > 0))
 
 
 def checks(result: Result) -> list[Check]:
     """The stitching rule, the schedule as printed, and what the warmup buys at equal tokens."""
+    tables, reports = stitched(result)
+    archive = isinstance(result.recording, Archive)
+    main = "warmup" if "warmup" in tables else next(iter(tables))
+    return [
+        *_stitching_checks(result, tables, reports, archive),
+        *_schedule_checks(result, tables[main], archive),
+        *_loss_checks(tables),
+    ]
+
+
+def _stitching_checks(
+    result: Result, tables: dict[str, pl.DataFrame], reports: dict[str, Any], archive: bool
+) -> list[Check]:
     import polars as pl
 
-    tables, report = stitched(result)
-    out = []
-    replaced = sum(s["replaced"] for s in report.segments)
-    out.append(
+    newest = result.table.filter(pl.col("segment") == pl.col("segment").max().over("schedule", "step"))
+    kept = pl.concat([t.select(pl.lit(n).alias("schedule"), "step", "ce") for n, t in tables.items()])
+    both = newest.select("schedule", "step", pl.col("ce").alias("newest")).join(kept, on=["schedule", "step"])
+    wrong = both.filter(pl.col("ce").ne_missing(pl.col("newest"))).height + abs(both.height - kept.height)
+    segments = sum(len(r.segments) for r in reports.values())
+    overlaps = sum(r.overlaps for r in reports.values())
+    gaps = [g for r in reports.values() for g in r.gaps]
+    repeated = result.table.group_by("schedule", "step").agg(pl.col("ce"), pl.len()).filter(pl.col("len") > 1)
+    spread = max((max(v) - min(v) for v in repeated["ce"].drop_nulls().to_list()), default=0.0)
+    return [
         Check(
             "at every overlapping step the newest segment's value is retained",
-            replaced == report.overlaps and not report.gaps,
-            f"{len(report.segments)} segments, {report.overlaps} overlapping steps, {len(report.gaps)} gaps",
-        )
-    )
-    overlap = (
-        result.table.filter(pl.col("schedule") == "warmup")
-        .group_by("step")
-        .agg(pl.col("ce"), pl.len())
-        .filter(pl.col("len") > 1)
-    )
-    spread = max((max(v) - min(v) for v in overlap["ce"].to_list()), default=0.0)
-    out.append(
+            wrong == 0,
+            f"{segments} segments, {overlaps} overlapping steps, {wrong} others",
+        ),
+        Check("no step is missing", None if archive else not gaps, f"{len(gaps)} gaps"),
         Check(
             "a repeated step repeats its loss",
-            spread < 0.02,
-            f"largest difference over {overlap.height} steps: {spread:.2g}",
-        )
+            None if archive or not repeated.height else spread < 0.02,
+            f"largest difference over {repeated.height} steps: {spread:.2g}",
+        ),
+    ]
+
+
+def _schedule_checks(result: Result, table: pl.DataFrame, archive: bool) -> list[Check]:
+    import polars as pl
+
+    grows = "the batch grows through the printed multiples"
+    scaled = "the learning rate is multiplied by (B_new / B_old)^alpha at each increase"
+    if "batch" not in table.columns:
+        return [Check(name, None, "no batch in the history") for name in (grows, scaled)]
+    table = table.filter(pl.col("batch").is_not_null())
+    batches = [float(b) for b in table.filter(pl.col("batch").diff().fill_null(1) != 0)["batch"]]
+    base = batches[0] if archive else result.params.batch
+    out = [
+        Check(grows, batches == [base * m for m in result.params.multiples], " → ".join(f"{b:g}" for b in batches)),
+    ]
+    if "lr" not in table.columns:
+        return [*out, Check(scaled, None, "no learning rate in the history")]
+    jump = table.with_columns(
+        (pl.col("lr") / pl.col("lr").shift()).alias("lr_ratio"),
+        (pl.col("batch") / pl.col("batch").shift()).alias("batch_ratio"),
+    ).filter(pl.col("batch_ratio") > 1)
+    # The first increase lies within the learning rate's own warmup.
+    errors = (jump["lr_ratio"] - jump["batch_ratio"] ** result.params.alpha).abs().to_list()[1:]
+    worst = max(errors, default=0.0)
+    return [*out, Check(scaled, worst < (0.01 if archive else 1e-5) if errors else None, f"largest error {worst:.1g}")]
+
+
+def _loss_checks(tables: dict[str, pl.DataFrame]) -> list[Check]:
+    claims = (
+        "the warmup takes far fewer steps than the small batch",
+        "at equal tokens the warmup ends below the fixed large batch",
+        "at equal tokens the warmup keeps the loss of the small batch",
     )
-    warm = tables["warmup"]
-    seen = warm.filter(pl.col("batch").diff().fill_null(1) != 0)
-    batches = [int(b) for b in seen["batch"]]
-    out.append(
-        Check(
-            "the batch grows through the printed multiples",
-            batches == [result.params.batch * m for m in result.params.multiples],
-            " → ".join(map(str, batches)),
-        )
-    )
-    jumps = warm.filter(pl.col("batch").diff().fill_null(0) > 0)["step"].to_list()
-    ratios = []
-    for step in jumps[1:]:
-        a, b = (warm.filter(pl.col("step") == s) for s in (step - 1, step))
-        ratios.append(abs(b["lr"][0] / a["lr"][0] - (b["batch"][0] / a["batch"][0]) ** result.params.alpha))
-    out.append(
-        Check(
-            "the learning rate is multiplied by (B_new / B_old)^alpha at each increase",
-            max(ratios, default=0) < 1e-5,
-            f"largest error {max(ratios, default=0):.1g}",
-        )
-    )
+    if not set(SCHEDULES) <= set(tables):
+        return [Check(claim, None, "needs the runs warmup, fixed large and fixed small") for claim in claims]
     final = final_losses(tables)
-    text = ", ".join(f"{n} {f['median']:.3f} in {f['steps']} steps" for n, f in final.items())
-    out.append(
-        Check(
-            "the warmup takes far fewer steps than the small batch",
-            final["warmup"]["steps"] < 0.5 * final["fixed small"]["steps"],
-            text,
-        )
-    )
-    out.append(
-        Check(
-            "at equal tokens the warmup ends below the fixed large batch",
-            final["warmup"]["high"] < final["fixed large"]["low"],
-            text,
-        )
-    )
-    kept = final["warmup"]["low"] <= final["fixed small"]["high"]
-    why = f"this run of {int(warm['tokens'].max()):,} tokens is far from converged, where the number of steps decides"  # type: ignore[arg-type]
-    out.append(Check("at equal tokens the warmup keeps the loss of the small batch", kept, text, "" if kept else why))
-    return out
+    warm, large, small = (final[n] for n in SCHEDULES)
+    text = ", ".join(f"{n} {f['median']:.3f} [{f['low']:.3f}, {f['high']:.3f}] in {f['steps']} steps"
+                     for n, f in final.items())  # fmt: skip
+    kept = warm["low"] <= small["high"]
+    why = FAR.format(int(tables["warmup"]["tokens"].max()))  # type: ignore[arg-type]
+    return [
+        Check(claims[0], warm["steps"] < 0.5 * small["steps"], text),
+        Check(claims[1], warm["high"] < large["low"], text),
+        Check(claims[2], kept, text, "" if kept else why),
+    ]
+
+
+def planned(table: pl.DataFrame, alpha: float) -> pl.Series:
+    """Return the learning rate that a history's batch sizes ask for with another exponent, after its own warmup."""
+    import polars as pl
+
+    peak = table.filter(pl.col("batch") == pl.col("batch").first())["lr"].max()
+    return peak * (table["batch"] / table["batch"][0]) ** alpha  # type: ignore[operator]
 
 
 def draw(result: Result) -> go.Figure:
-    """Draw cross-entropy against tokens, steps and wall time, and the batch schedule."""
+    """Draw cross-entropy against tokens, steps and wall time; batch size, learning rate and throughput."""
     import plotly.graph_objects as go
 
     from workbench.plotting import SERIES, figure
@@ -235,55 +321,67 @@ def draw(result: Result) -> go.Figure:
     tables, _ = stitched(result)
     fig = figure(
         "Batch-size warmup against fixed batches, equal tokens",
-        rows=2,
+        rows=3,
         cols=2,
         shared_xaxes=False,
-        height=680,
-        vertical_spacing=0.16,
-        horizontal_spacing=0.1,
+        height=900,
+        vertical_spacing=0.11,
+        horizontal_spacing=0.12,
     )
-    places = [("tokens", 1, 1, "tokens"), ("step", 1, 2, "optimizer steps"), ("seconds", 2, 1, "wall time (s)")]
-    for i, (name, table) in enumerate(tables.items()):
-        ce = smooth(table["ce"].to_numpy(), result.params.span)
-        for column, row, col, _label in places:
-            fig.add_trace(
-                go.Scatter(
-                    x=table[column].to_list(),
-                    y=ce,
-                    mode="lines",
-                    line={"color": SERIES[i], "width": 1.5},
-                    name=name,
-                    legendgroup=name,
-                    showlegend=column == "tokens",
-                    hovertemplate=f"{name}<br>{column} %{{x}}<br>ce %{{y:.3f}}<extra></extra>",
-                ),
-                row=row,
-                col=col,
-            )
+
+    def line(x: Any, y: Any, row: int, col: int, name: str, **style: Any) -> None:
+        every = max(1, -(-len(x) // DRAWN_POINTS))
+        first = name not in shown
+        shown.add(name)
         fig.add_trace(
             go.Scatter(
-                x=table["tokens"].to_list(),
-                y=table["batch"].to_list(),
+                x=list(x)[::every],
+                y=list(y)[::every],
                 mode="lines",
-                name=name,
+                name=html.escape(name),
                 legendgroup=name,
-                showlegend=False,
-                line={"color": SERIES[i], "shape": "hv"},
+                showlegend=first,
+                line={"width": 1.5} | style,
             ),
-            row=2,
-            col=2,
+            row=row,
+            col=col,
         )
+
+    shown: set[str] = set()
+    places = [("tokens", 1, 1, "tokens"), ("step", 1, 2, "optimizer steps"), ("seconds", 2, 1, "wall time (s)")]
+    for i, (name, table) in enumerate(tables.items()):
+        colour = {"color": SERIES[i % len(SERIES)]}
+        ce = smooth(table["ce"].to_numpy(), result.params.span)
+        has = set(table.columns)
+        along = "tokens" if "tokens" in has else "step"
+        for column, row, col, _label in places:
+            if column in has:
+                line(table[column], ce, row, col, name, **colour)
+        if "batch" in has:
+            line(table[along], table["batch"], 2, 2, name, shape="hv", **colour)
+        if "lr" in has:
+            line(table[along], table["lr"], 3, 1, name, **colour)
+            if "batch" in has and table["batch"].n_unique() > 1:
+                plan = planned(table, result.params.planned_alpha)
+                label = f"{name}: plan, alpha {result.params.planned_alpha:g}"
+                line(table[along], plan, 3, 1, label, shape="hv", dash="dot", **colour)
+        if {"seconds", "tokens", "batch"} <= has:
+            rate = rates(table)
+            line(rate["tokens"], rate["tokens_per_s"], 3, 2, name, **colour)
     for column, row, col, label in places:
         fig.update_xaxes(title=label, row=row, col=col)
         fig.update_yaxes(title="cross-entropy", row=row, col=col)
         if column == "step":
             fig.update_xaxes(type="log", dtick=1, row=row, col=col)
-    fig.update_xaxes(title="tokens", row=2, col=2)
-    fig.update_yaxes(title="sequences per step", type="log", dtick=1, row=2, col=2)
+    for row, col, label in ((2, 2, "sequences per step"), (3, 1, "learning rate"), (3, 2, "tokens/s")):
+        fig.update_xaxes(title="tokens", row=row, col=col)
+        fig.update_yaxes(title=label, row=row, col=col)
+    fig.update_yaxes(type="log", dtick=1, row=2, col=2)
+    fig.update_yaxes(rangemode="tozero", row=3, col=2)
     return fig
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = ArchiveExperiment(
     slug="fig66_batch_warmup",
     group="appendix_b",
     title="Figure 66 by the same protocol: batch-size warmup",
@@ -294,6 +392,7 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    read=read,
     recording="2026-11-29_cpu_5c3a259",
     needs="one CUDA GPU, or tiny=True",
     live_on_cpu=True,

@@ -8,6 +8,7 @@ Source: report, Appendix B.7 and B.8 (at an overlapping step the newest segment 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,9 +47,14 @@ def read_history(path: str | Path, *, step: str | None = None) -> History:
         ValueError: unknown format, no step column, or no numeric metric; names what was found.
         FileNotFoundError: the file is not there.
     """
+    path = Path(path)
+    return tidy(read_table(path), path.stem, step=step)
+
+
+def read_table(path: Path) -> pl.DataFrame:
+    """Read an exported table as it is; see `read_history`."""
     import polars as pl
 
-    path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"history {path.name!r} does not exist")
     suffix = path.suffix.lower()
@@ -56,16 +62,21 @@ def read_history(path: str | Path, *, step: str | None = None) -> History:
         raise ValueError(f"history {path.name!r}: expected one of {', '.join(READERS)}, got {suffix or 'no suffix'!r}")
     try:
         if suffix == ".parquet":
-            raw = pl.read_parquet(path)
-        elif suffix in (".jsonl", ".ndjson"):
-            raw = pl.read_ndjson(path, infer_schema_length=None, ignore_errors=True)
-        else:
-            raw = pl.read_csv(
-                path, separator="\t" if suffix == ".tsv" else ",", infer_schema_length=None, ignore_errors=True
-            )
+            return pl.read_parquet(path)
+        if suffix in (".jsonl", ".ndjson"):
+            return pl.read_ndjson(path, infer_schema_length=None, ignore_errors=True)
+        separator = "\t" if suffix == ".tsv" else ","
+        return pl.read_csv(
+            path, separator=separator, infer_schema_length=None, ignore_errors=True, encoding="utf8-lossy"
+        )
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ValueError(f"history {path.name!r} cannot be read as {suffix}: {error}") from error
-    return tidy(raw, path.stem, step=step)
+
+
+def step_column(columns: Sequence[str], step: str | None = None) -> str | None:
+    """Return the step column: `step` where the table has it, else the first of the usual names, else None."""
+    names = {c.strip().lower(): c for c in columns}
+    return step if step in columns else next((names[n] for n in STEP_NAMES if n in names), None)
 
 
 def tidy(raw: pl.DataFrame, name: str, *, step: str | None = None) -> History:
@@ -74,7 +85,7 @@ def tidy(raw: pl.DataFrame, name: str, *, step: str | None = None) -> History:
 
     notes: list[str] = []
     names = {c.strip().lower(): c for c in raw.columns}
-    column = step if step in raw.columns else next((names[n] for n in STEP_NAMES if n in names), None)
+    column = step_column(raw.columns, step)
     if column is None:
         raise ValueError(
             f"history {name!r}: no step column; expected one of {', '.join(STEP_NAMES)}, got {', '.join(raw.columns)}"
@@ -94,6 +105,8 @@ def tidy(raw: pl.DataFrame, name: str, *, step: str | None = None) -> History:
     numeric = []
     for c in raw.columns:
         if c == "step":
+            continue
+        if raw[c].dtype.is_nested() or not c.strip():  # a table's index is exported without a name
             continue
         # Trackers write NaN and Infinity as words; a text column that holds numbers is one.
         as_float = raw[c].cast(pl.Float64, strict=False) if raw[c].dtype != pl.Boolean else raw[c].cast(pl.Float64)
@@ -134,12 +147,22 @@ class MergeReport:
     Attributes:
         segments: per segment, oldest first: name, rows, first_step, last_step, kept, replaced.
         overlaps: steps that more than one segment has.
-        gaps: pairs of steps between which no segment has a row.
+        gaps: pairs of steps between which no segment has a row; the usual distance of two rows is none.
     """
 
     segments: tuple[dict[str, Any], ...]
     overlaps: int
     gaps: tuple[tuple[int, int], ...]
+
+    def lines(self) -> list[str]:
+        """Return the report in words, the segments first."""
+        told = [
+            f"{s['segment']}: {s['rows']} rows, steps {s['first_step']} to {s['last_step']}, "
+            f"{s['kept']} kept, {s['replaced']} replaced by newer segments"
+            for s in self.segments
+        ]
+        told.append(f"{len(self.segments)} segments, {self.overlaps} overlapping steps, {len(self.gaps)} gaps")
+        return told + [f"gap: no row between steps {a} and {b}" for a, b in self.gaps[:20]]
 
 
 def stitch(segments: Sequence[History]) -> tuple[pl.DataFrame, MergeReport]:
@@ -178,7 +201,9 @@ def stitch(segments: Sequence[History]) -> tuple[pl.DataFrame, MergeReport]:
         for i, s in enumerate(segments)
     )
     steps = merged["step"].to_list()
-    stride = min((b - a for a, b in itertools.pairwise(steps)), default=1)
+    # Metrics may be logged every n steps, with a few extra rows: the usual distance is no gap.
+    distances = Counter(b - a for a, b in itertools.pairwise(steps))
+    stride = max(distances, key=lambda d: (distances[d], -d), default=1)
     gaps = tuple((a, b) for a, b in itertools.pairwise(steps) if b - a > stride)
     return merged.drop("order"), MergeReport(rows, everything.height - merged.height, gaps)
 
@@ -217,6 +242,35 @@ def window_median(
     tail = 100 * (1 - level) / 2
     low, high = np.percentile(medians, [tail, 100 - tail])
     return {"median": float(np.median(values)), "low": float(low), "high": float(high), "rows": n}
+
+
+def paired_difference(
+    table: pl.DataFrame, baseline: pl.DataFrame, metric: str, first: int, last: int, **options: Any
+) -> dict[str, Any]:
+    """Return the median over a window of a metric's difference to a baseline at the same step, with its interval.
+
+    Two runs that see the same batch at the same step share that batch's noise, which cancels in the difference.
+
+    Args:
+        table: a history.
+        baseline: the history that is subtracted.
+        metric: column of both.
+        first: first step of the window.
+        last: last step.
+        **options: level, draws, seed of `window_median`.
+    Returns:
+        ``median, low, high, rows`` over the steps that both have.
+    Raises:
+        ValueError: no such metric.
+    """
+    import polars as pl
+
+    for t in (table, baseline):
+        if metric not in t.columns:
+            raise ValueError(f"no metric {metric!r}; the history has {', '.join(c for c in t.columns if c != 'step')}")
+    both = table.select("step", metric).join(baseline.select("step", pl.col(metric).alias("baseline")), on="step")
+    both = both.sort("step").select("step", (pl.col(metric) - pl.col("baseline")).alias("difference"))
+    return window_median(both, "difference", first, last, **options)
 
 
 def smooth(values: Any, span: int) -> Any:

@@ -1,0 +1,276 @@
+"""Folders and files of anybody's histories: runs and segments found, tracker exports, hostile names, the commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pl = pytest.importorskip("polars")
+
+from workbench.experiment import load  # noqa: E402
+from workbench.training.archive import natural, read_archive, rename_metrics  # noqa: E402
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def write(folder: Path, name: str, columns: dict) -> Path:
+    """One history in the format that its suffix says."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pl.DataFrame(columns)
+    {".csv": table.write_csv, ".jsonl": table.write_ndjson, ".parquet": table.write_parquet}[path.suffix](path)
+    return path
+
+
+def rows(run) -> list[dict]:
+    return run.stitched()[0].drop("segment").to_dicts()
+
+
+def test_numbered_segments_of_any_format_stitch_newest_wins(tmp_path):
+    write(tmp_path, "seg_1.csv", {"step": [1, 2, 3], "loss": [9.0, 8.0, 7.0]})
+    write(tmp_path, "seg_10.parquet", {"step": [3, 5], "loss": [3.0, 5.0]})
+    write(tmp_path, "seg_2.jsonl", {"_step": [2, 3, 4], "loss": [2.0, 2.5, 4.0]})
+    (tmp_path / "notes.txt").write_text("no history")
+    write(tmp_path, ".hidden/x.csv", {"step": [1], "loss": [0.0]})
+    (run,) = read_archive(tmp_path)
+    assert [s.name for s in run.segments] == ["seg_1", "seg_2", "seg_10"], "numbers compare as numbers"
+    assert [r["loss"] for r in rows(run)] == [9.0, 2.0, 3.0, 4.0, 5.0]
+    lines = run.stitched()[1].lines()
+    assert lines[0] == "seg_1: 3 rows, steps 1 to 3, 1 kept, 2 replaced by newer segments"
+    assert lines[-1] == "3 segments, 3 overlapping steps, 0 gaps"
+
+
+def test_order_by_first_step_is_asked_for(tmp_path):
+    write(tmp_path, "b.csv", {"step": [1, 2], "loss": [1.0, 1.0]})
+    write(tmp_path, "a.csv", {"step": [2, 3], "loss": [2.0, 2.0]})
+    by_name, by_start = (read_archive(tmp_path, order=o)[0] for o in ("name", "start"))
+    assert [r["loss"] for r in rows(by_name)] == [1.0, 1.0, 2.0]
+    assert [r["loss"] for r in rows(by_start)] == [1.0, 2.0, 2.0]
+    with pytest.raises(ValueError, match="order: expected 'name' or 'start', got 'newest'"):
+        read_archive(tmp_path, order="newest")  # type: ignore[arg-type]
+
+
+def test_a_column_or_a_subfolder_names_the_run(tmp_path):
+    table = {"run": ["b", "a", "b"], "step": [1, 1, 2], "loss": [1.0, 5.0, 2.0]}
+    one = read_archive(write(tmp_path, "all.csv", table))
+    assert [(r.name, [x["loss"] for x in rows(r)]) for r in one] == [("a", [5.0]), ("b", [1.0, 2.0])]
+    folder = tmp_path / "folders"
+    write(folder, "original/part1.csv", {"step": [1], "loss": [1.0]})
+    write(folder, "branch/part1.csv", {"step": [2], "loss": [2.0]})
+    assert [r.name for r in read_archive(folder)] == ["branch", "original"]
+
+
+def test_seeds_and_segments_in_columns(tmp_path):
+    table = {
+        "arm": ["x"] * 4,
+        "seed": [0, 0, 1, 0],
+        "segment": [10, 2, 1, 2],
+        "step": [2, 1, 1, 2],
+        "v": [9.0, 1.0, 4.0, 2.0],
+    }
+    first, second = read_archive(write(tmp_path, "t.csv", table))
+    assert (first.seed, second.seed) == (0, 1)
+    assert [s.name for s in first.segments] == ["segment 2", "segment 10"]
+    assert [r["v"] for r in rows(first)] == [1.0, 9.0]
+
+
+def test_panel_export_of_weights_and_biases(tmp_path):
+    (tmp_path / "panel.csv").write_text(
+        '"Step","fast - train/ce","fast - train/ce__MIN","fast - train/ce__MAX","slow - train/ce","slow - _step"\n'
+        "0,3.5,3.4,3.6,,\n1,,,,4.5,1\n2,2.5,2.4,2.6,4.0,2\n"
+    )
+    fast, slow = read_archive(tmp_path / "panel.csv")
+    assert (fast.name, slow.name) == ("fast", "slow")
+    assert rows(fast) == [{"step": 0, "train/ce": 3.5}, {"step": 2, "train/ce": 2.5}]
+    assert rows(slow) == [{"step": 1, "train/ce": 4.5}, {"step": 2, "train/ce": 4.0}]
+
+
+def test_history_export_of_weights_and_biases(tmp_path):
+    (tmp_path / "run.csv").write_text(
+        ",_step,_runtime,_timestamp,train/ce,train/hist,note\n0,0,1.5,1e9,3.5,{},a\n1,10,2.5,1e9,NaN,{},b\n2,20,3.5,1e9,3.0,{},c\n"
+    )
+    (run,) = read_archive(tmp_path / "run.csv")
+    table, _ = run.stitched()
+    assert table.columns == ["step", "_runtime", "_timestamp", "train/ce", "segment"]
+    assert table["step"].to_list() == [0, 10, 20] and run.stitched()[1].gaps == (), "ten steps are its usual distance"
+    assert any("left out" in n and "note" in n for n in run.notes)
+
+
+def test_scalar_exports_of_tensorboard(tmp_path):
+    for tag, values in (("train_ce", [3.0, 2.0]), ("train_lbl", [1.2, 1.1])):
+        text = "Wall time,Step,Value\n" + "".join(f"1.7e9,{i + 1},{v}\n" for i, v in enumerate(values))
+        (tmp_path / f"run_a-tag-{tag}.csv").write_text(text)
+    (tmp_path / "run_b-tag-train_ce.csv").write_text("Step,Value\n2,1.5\n3,1.0\n")
+    (run,) = read_archive(tmp_path)
+    assert [s.name for s in run.segments] == ["run_a", "run_b"]
+    assert run.segments[0].table.to_dicts() == [
+        {"step": 1, "train_ce": 3.0, "train_lbl": 1.2},
+        {"step": 2, "train_ce": 2.0, "train_lbl": 1.1},
+    ]
+    assert [r["train_ce"] for r in rows(run)] == [3.0, 1.5, 1.0]
+    assert "joined 2 files" in run.notes[0]
+
+
+def test_nested_values_of_json_lines_are_left_out_and_said(tmp_path):
+    lines = [{"step": i, "ce": 2.0 - i, "histogram": {"bins": [1, 2]}, "shape": [1, 2]} for i in (1, 2)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (run,) = read_archive(tmp_path / "a.jsonl")
+    assert rows(run) == [{"step": 1, "ce": 1.0}, {"step": 2, "ce": 0.0}]
+    assert "left out 2 columns without numbers: histogram, shape" in run.notes[0]
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="'nowhere' does not exist"):
+        read_archive(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="holds no history"):
+        read_archive(tmp_path)
+    (tmp_path / "bad.csv").write_text("epoch,loss\n1,2\n")
+    with pytest.raises(ValueError, match="history 'bad': no step column"):
+        read_archive(tmp_path)
+    (tmp_path / "bad.csv").write_text("Wall time,Step\n1,2\n")
+    with pytest.raises(ValueError, match="expected columns Step and Value"):
+        read_archive(tmp_path)
+
+
+def test_metrics_get_our_names_by_telling_or_by_habit():
+    table = pl.DataFrame(
+        {"step": [1], "train/CE loss": [2.0], "optim/learning rate": [0.1], "lbl": [1.0], "odd": [7.0]}
+    )
+    renamed, said = rename_metrics(table)
+    assert renamed.columns == ["step", "ce", "lr", "lbl", "odd"]
+    assert said == ["'train/CE loss' is read as ce", "'optim/learning rate' is read as lr"]
+    told, _ = rename_metrics(table, ["lbl=odd"])
+    assert told["lbl"].to_list() == [7.0] and told["lbl (archive)"].to_list() == [1.0]
+    for wrong in ("lbl", "=odd", "lbl=absent"):
+        with pytest.raises(ValueError, match=r"metrics: expected ours=theirs with a column of the archive .*odd"):
+            rename_metrics(table, [wrong])
+
+
+def test_natural_order_takes_any_text():
+    names = ["s10", "s2", "s", "9" * 5000, "²", ""]
+    assert sorted(names, key=natural)[-2:] == ["s2", "s10"] or sorted(names, key=natural)[-3:-1] == ["s2", "s10"]
+
+
+def history(first: int, last: int, ce: float, every: int = 1) -> dict:
+    steps = list(range(first, last + 1, every))
+    return {"step": steps, "train/CE loss": [ce + 1 / s for s in steps], "lbl": [1.0 + ce / 10] * len(steps)}
+
+
+def test_lbl_branch_analyses_an_archive_over_the_reports_windows(tmp_path):
+    write(tmp_path, "original/run-1.csv", history(1, 20_000, 2.0))
+    write(tmp_path, "original/run-2.parquet", history(19_990, 25_669, 2.0))
+    write(tmp_path, "branch/run.jsonl", history(17_001, 26_000, 1.9))
+    result = load("fig45_lbl_branch").run(archive=str(tmp_path))
+    assert set(result.table["arm"]) == {"original", "branch"}
+    assert "archive" in result.badge and tmp_path.name in result.badge
+    from workbench.experiments.fig45_lbl_branch import difference_table, window_table, windows
+
+    assert windows(result.table, result.params) == ((17_001, 17_999), (24_000, 25_669))
+    late = window_table(result).filter((pl.col("window") == "late") & (pl.col("metric") == "ce"))
+    assert dict(zip(late["arm"], late["rows"])) == {"original": 1670, "branch": 1670}
+    (paired,) = difference_table(result, ("ce",)).filter(pl.col("window") == "late").to_dicts()
+    assert paired["median"] == pytest.approx(-0.1) and paired["high"] < -0.0999
+    holds = {c.claim: c.holds for c in result.checks}
+    assert holds["seed 0: the branch starts where the checkpoint was"]
+    assert holds["the router grows more confident"] is None, "the archive has no such metric"
+    assert holds["the load-balancing loss itself settles higher"] is False
+    assert "11 overlapping steps" in str(result.recording)
+    assert len(result.figure().data) == 4
+    asked = load("fig45_lbl_branch").run(archive=str(tmp_path), window_steps=[17_001, 17_010, 20_000, 20_100])
+    assert windows(asked.table, asked.params) == ((17_001, 17_010), (20_000, 20_100))
+
+
+def test_lbl_branch_takes_two_paths_and_refuses_what_it_cannot_tell_apart(tmp_path):
+    a = write(tmp_path, "a/x.csv", history(1, 100, 2.0))
+    b = write(tmp_path, "b/y.csv", history(51, 100, 1.0))
+    experiment = load("fig45_lbl_branch")
+    result = experiment.run(archive=str(a), archive_branch=str(b))
+    assert result.table.filter(pl.col("arm") == "branch")["step"].min() == 51
+    assert experiment.run(archive=str(tmp_path)).table.equals(result.table), "the later first step is the branch"
+    with pytest.raises(ValueError, match=r"expected two runs.*got 1"):
+        experiment.run(archive=str(a))
+    write(tmp_path, "b/y.csv", history(1, 100, 1.0))
+    with pytest.raises(ValueError, match="both runs start at step 1; name the branch"):
+        experiment.run(archive=str(tmp_path))
+    with pytest.raises(ValueError, match="window_steps: expected four steps"):
+        experiment.run(archive=str(a), window_steps=[5, 1, 2, 3])
+    with pytest.raises(ValueError, match="archive_branch: expected `archive`"):
+        experiment.run(archive_branch=str(b))
+
+
+def test_batch_warmup_analyses_an_archive_of_segments(tmp_path):
+    write(
+        tmp_path, "s1.csv", {"step": [1, 2, 3], "ce": [5.0, 4.0, 3.9], "batch_size": [8, 8, 8], "lr": [1.0, 1.0, 1.0]}
+    )
+    write(
+        tmp_path, "s2.csv", {"step": [3, 4, 5], "ce": [3.0, 2.5, 2.4], "batch_size": [8, 16, 32], "lr": [1.0, 1.5, 3.0]}
+    )
+    experiment = load("fig66_batch_warmup")
+    result = experiment.run(archive=str(tmp_path), multiples=[1, 2, 4], alpha=0.5)
+    from workbench.experiments.fig66_batch_warmup import merge_table, stitched
+
+    tables, _ = stitched(result)
+    assert tables[tmp_path.name]["ce"].to_list() == [5.0, 4.0, 3.0, 2.5, 2.4]
+    assert merge_table(result).select("segment", "kept", "replaced").rows() == [("s1", 2, 1), ("s2", 3, 0)]
+    holds = {c.claim: c.holds for c in result.checks}
+    assert holds["at every overlapping step the newest segment's value is retained"]
+    assert holds["the batch grows through the printed multiples"]
+    assert holds["the learning rate is multiplied by (B_new / B_old)^alpha at each increase"] is False
+    scaled = experiment.run(archive=str(tmp_path), multiples=[1, 2, 4], alpha=1.0)
+    assert {c.claim: c.holds for c in scaled.checks}[
+        "the learning rate is multiplied by (B_new / B_old)^alpha at each increase"
+    ]
+    assert result.figure().data
+    write(tmp_path, "s3.csv", {"step": [6], "accuracy": [0.5]})
+    with pytest.raises(ValueError, match=r"'s3' has no cross-entropy.*accuracy"):
+        experiment.run(archive=str(tmp_path))
+
+
+def test_names_from_files_cannot_inject_markup(tmp_path):
+    table = {"run": [EVIL, EVIL], "step": [1, 2], "ce": [2.0, 1.0], "tokens": [1, 2]}
+    path = write(tmp_path, "evil.csv", table)
+    result = load("fig66_batch_warmup").run(archive=str(path))
+    assert EVIL not in result.figure().to_json() and "&lt;img" in result.figure().to_json()
+    named = tmp_path / f"{EVIL.replace('/', '')}.csv"
+    named.write_bytes(path.read_bytes())
+    assert "<img" not in load("fig66_batch_warmup").run(archive=str(named)).badge
+    write(tmp_path, "two/o.csv", {"step": [1, 2], "ce": [2.0, 1.0], EVIL: [1.0, 2.0]})
+    write(tmp_path, "two/branch/o.csv", {"step": [2, 3], "ce": [2.0, 1.0], EVIL: [1.0, 2.0]})
+    drawn = load("fig45_lbl_branch").run(archive=str(tmp_path / "two"), metrics=[f"<b>bold</b>={EVIL}"])
+    assert len(drawn.figure().data) == 4
+    axes = [drawn.figure().layout[a].title.text for a in ("yaxis", "yaxis2")]
+    assert axes == ["cross-entropy", "&lt;b&gt;bold&lt;/b&gt;"]
+
+
+def test_commands(tmp_path):
+    from workbench.cli import app
+
+    write(tmp_path, "in/s1.csv", {"step": [1, 2, 3], "ce": [3.0, 2.0, 9.0]})
+    write(tmp_path, "in/s2.csv", {"step": [3, 4], "ce": [1.0, 0.5], "\x1b[31mred": [1.0, 2.0]})
+    run, out = CliRunner(), tmp_path / "all.csv"
+    told = run.invoke(app, ["history", "stitch", str(tmp_path / "in"), "--out", str(out)])
+    assert (
+        told.exit_code == 0 and "2 segments, 1 overlapping steps, 0 gaps" in told.output and "\x1b" not in told.output
+    )
+    assert pl.read_csv(out)["ce"].to_list() == [3.0, 2.0, 1.0, 0.5]
+    assert not list(tmp_path.glob(".all*"))
+    found = run.invoke(
+        app, ["history", "window", str(tmp_path / "in"), "-m", "ce", "--first", "2", "--last", "4", "--json"]
+    )
+    assert json.loads(found.output)[0]["median"] == 1.0
+    assert run.invoke(
+        app, ["history", "window", str(out), "-m", "ce", "--first", "2", "--last", "4"]
+    ).output.startswith("all.csv, seed 0, ce: 1 [")
+    report = json.loads(run.invoke(app, ["history", "stitch", str(tmp_path / "in"), "--json"]).output)
+    assert report[0]["overlaps"] == 1 and report[0]["segments"][0]["replaced"] == 1
+    for wrong, said in (
+        (["stitch", str(tmp_path / "none")], "does not exist"),
+        (["stitch", str(tmp_path / "in"), "--out", "x.txt"], "expected .csv or .parquet"),
+        (["window", str(tmp_path / "in"), "-m", "ppl", "--first", "1", "--last", "2"], "no metric 'ppl'"),
+        (["window", str(tmp_path / "in"), "-m", "ce", "--first", "3", "--last", "2"], "--first 3"),
+    ):
+        failed = run.invoke(app, ["history", *wrong])
+        assert failed.exit_code == 2 and said in failed.output

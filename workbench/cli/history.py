@@ -1,0 +1,130 @@
+"""``workbench history``: what archived metric histories hold, stitched, and medians over windows of steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from workbench.training.archive import Run
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Archived metric histories (CSV, TSV, JSON lines, parquet; tracker exports): stitch them, compare windows.",
+)
+Archive = Annotated[Path, typer.Argument(help="A file, or a folder of files; a subfolder is a run.")]
+Step = Annotated[str | None, typer.Option(help="Name of the step column; found among the usual names by default.")]
+Order = Annotated[str, typer.Option(help="Which segment is newer: the later one by 'name', or by first step: 'start'.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("stitch")
+def stitch(
+    archive: Archive,
+    out: Annotated[Path | None, typer.Option(help="Write the stitched rows here, .csv or .parquet.")] = None,
+    step: Step = None,
+    order: Order = "name",
+    as_json: Json = False,
+) -> None:
+    """Stitch each run's segments, newest winning at an overlapping step, and say what was done."""
+    import polars as pl
+
+    if out is not None and out.suffix.lower() not in (".csv", ".parquet"):
+        _fail(f"--out {out}: expected .csv or .parquet")
+    runs = _read(archive, step, order)
+    tables, report = [], []
+    for run in runs:
+        table, merged = run.stitched()
+        keys = {"run": run.name, "seed": run.seed}
+        table = table.rename({c: f"metric_{c}" for c in keys if c in table.columns})
+        tables.append(table.select(*(pl.lit(v).alias(k) for k, v in keys.items()), pl.all()))
+        report.append(
+            keys
+            | {"metrics": [c for c in table.columns if c not in ("step", "segment")], "segments": list(merged.segments)}
+            | {"overlaps": merged.overlaps, "gaps": [list(g) for g in merged.gaps], "notes": run.notes}
+        )
+        if not as_json:
+            _title(run)
+            _lines([*merged.lines(), *run.notes, f"metrics: {', '.join(report[-1]['metrics'])}"])
+    if out is not None:
+        _write(pl.concat(tables, how="diagonal"), out)
+    if as_json:
+        print(json.dumps(report, indent=1))
+
+
+@app.command("window")
+def window(
+    archive: Archive,
+    metric: Annotated[list[str], typer.Option("--metric", "-m", help="Metric column; repeatable.")],
+    first: Annotated[int, typer.Option(help="First step of the window.")],
+    last: Annotated[int, typer.Option(help="Last step of the window, inclusive.")],
+    step: Step = None,
+    order: Order = "name",
+    as_json: Json = False,
+) -> None:
+    """Medians over a window of steps, with 95 % block-bootstrap intervals, per run."""
+    from workbench.training.histories import window_median
+
+    if first > last:
+        _fail(f"--first {first}: expected at most --last ({last})")
+    rows: list[dict[str, Any]] = []
+    for run in _read(archive, step, order):
+        table, _ = run.stitched()
+        for name in metric:
+            try:
+                found = window_median(table, name, first, last)
+            except ValueError as error:
+                _fail(f"run {run.name!r}: {error}")
+            rows.append({"run": run.name, "seed": run.seed, "metric": name, "first": first, "last": last} | found)
+    if as_json:
+        empty = [{k: None if v != v else v for k, v in r.items()} for r in rows]
+        print(json.dumps(empty, indent=1, allow_nan=False))
+        return
+    for r in rows:
+        where = f"{_plain(r['run']) or archive.name}, seed {r['seed']}, {_plain(r['metric'])}"
+        found = f"{r['median']:.6g} [{r['low']:.6g}, {r['high']:.6g}]" if r["rows"] else "no value"
+        print(f"{where}: {found} over {r['rows']} rows of steps {first} to {last}")
+
+
+def _read(archive: Path, step: str | None, order: str) -> list[Run]:
+    from workbench.training.archive import read_archive
+
+    try:
+        return read_archive(archive, step=step, order=order)  # type: ignore[arg-type]
+    except (ValueError, OSError) as error:
+        _fail(str(error))
+
+
+def _write(table: Any, out: Path) -> None:
+    import os
+
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        (table.write_csv if out.suffix.lower() == ".csv" else table.write_parquet)(temporary)
+        os.replace(temporary, out)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        _fail(f"--out {out}: {error}")
+
+
+def _title(run: Run) -> None:
+    print(f"run {_plain(run.name) or '(unnamed)'}, seed {run.seed}")
+
+
+def _lines(lines: list[str]) -> None:
+    for line in lines:
+        print(f"  {_plain(line)}")
+
+
+def _plain(text: str) -> str:
+    """Text without control characters: a name from a file must not steer the terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _fail(message: str) -> Any:
+    typer.echo(f"workbench history: {_plain(message)}", err=True)
+    raise typer.Exit(2)

@@ -1,0 +1,62 @@
+"""Experiments whose table may be a reader's own archived histories instead of ours."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.experiment import Experiment, Result, _check_names, _frame
+from workbench.record import Recording
+
+
+@dataclass(frozen=True)
+class Archive(Recording):
+    """A reader's own archive standing where a recording stands, so that the badge says whose numbers they are.
+
+    Attributes:
+        told: what reading and stitching did, one line each.
+    """
+
+    told: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Name of the file or folder."""
+        return f"another machine: archive {html.escape(self.name)}"
+
+    def __str__(self) -> str:
+        return "\n".join(self.told)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveExperiment(Experiment):
+    """An experiment whose parameter `archive` may name a file or folder of the reader's own histories.
+
+    Attributes:
+        read: params -> (rows, what reading did).
+    """
+
+    read: Callable[[Any], tuple[Any, list[str]]]
+
+    def run(self, source: str = "auto", **params: Any) -> Result:
+        """Like `Experiment.run`; a non-empty `archive` is read whatever the source, and the badge names it."""
+        if not params.get("archive"):
+            return super().run(source, **params)
+        _check_names(self.params, params)
+        values = self.params(**params)
+        rows, told = self.read(values)
+        path = Path(params["archive"])
+        # Names from files are untrusted: no control characters in what is printed.
+        lines = tuple("".join(c if c.isprintable() else "?" for c in line) for line in told)
+        recording = Archive(self.slug, path.name or str(path), {}, path, (), lines)
+        return Result(experiment=self, params=values, source="recorded", table=_frame(rows), recording=recording)
+
+
+def reading_report(result: Result) -> str:
+    """Return what reading an archive did, line by line; one line where the table is ours."""
+    if isinstance(result.recording, Archive):
+        return str(result.recording)
+    return f"no archive: {result.badge}"
