@@ -32,21 +32,49 @@ class LayerRegion:
 
 
 class Layers:
-    """The three layers, built once and run at any number of tokens."""
+    """The three layers, built once and run at any number of tokens; one rank's share of them.
 
-    def __init__(self, experts: int, grouped_gemm: str | None, seed: int = 0) -> None:
+    Args:
+        experts: routed experts over all ranks.
+        grouped_gemm: implementation of the experts' products; None chooses by device.
+        seed: of weights and inputs.
+        transport: of the rowwise layer; None: this process is the only rank and makes its own process group.
+        router_mode: over several ranks `learned`, whose routes are those of its input: submission without the wait
+            uses the split lists of an earlier call, which must be those of this one on every rank.
+        small: sizes that a CPU runs in milliseconds, FP32, on the transport's device.
+    """
+
+    def __init__(
+        self,
+        experts: int,
+        grouped_gemm: str | None,
+        seed: int = 0,
+        *,
+        transport: Any = None,
+        router_mode: str = "random",
+        small: bool = False,
+    ) -> None:
         import torch
         import torch.distributed as dist
-        from moe_kernels.model import DevelopmentModel, ModelConfig, development_config
+        from moe_kernels.model import DevelopmentModel, ModelConfig, development_config, small_config
         from moe_kernels.transport import VirtualTransport
 
         if not dist.is_initialized():
             dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-        torch.manual_seed(seed)
-        block = development_config(experts).block
-        sizes = ModelConfig(layers=2, vocabulary=256, max_sequence=LONGEST_SEQUENCE, block=block)
-        common = {"device": "cuda", "dtype": torch.bfloat16, "grouped_gemm": grouped_gemm, "annotate": False}
-        rowwise = DevelopmentModel(sizes, path="rowwise", transport=VirtualTransport(1, "cuda"), **common)
+        if dist.get_world_size() > 1 and router_mode == "random":
+            raise ValueError(
+                "router_mode 'random' draws other routes in every call: over several ranks expected another"
+            )
+        transport = transport if transport is not None else VirtualTransport(1, "cuda")
+        torch.manual_seed(seed + dist.get_rank())
+        if small:
+            sizes = small_config(num_experts=experts, router_mode=router_mode)
+        else:
+            block = development_config(experts, router_mode=router_mode).block
+            sizes = ModelConfig(layers=2, vocabulary=256, max_sequence=LONGEST_SEQUENCE, block=block)
+        self.device, self.dtype = transport.device, torch.float32 if small else torch.bfloat16
+        common = {"device": self.device, "dtype": self.dtype, "grouped_gemm": grouped_gemm, "annotate": False}
+        rowwise = DevelopmentModel(sizes, path="rowwise", transport=transport, **common)
         synchronized = DevelopmentModel(sizes, path="synchronized", **common)
         self.width = sizes.width
         self.rope = (rowwise.rope_cos, rowwise.rope_sin)
@@ -63,7 +91,8 @@ class Layers:
 
         module = self.layers[name] if layer is None else layer
         length = min(tokens, LONGEST_SEQUENCE)
-        x = torch.randn(tokens // length, length, self.width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        size = (tokens // length, length, self.width)
+        x = torch.randn(size, device=self.device, dtype=self.dtype, requires_grad=True)
         grad = torch.randn_like(x)
         inputs = [x, *self.layers[name].parameters()]
         pool, rope, block = self.pool, self.rope, self.layers[name].feed_forward
@@ -87,14 +116,19 @@ class Layers:
             return gradients
 
         call = forward if passes == "forward" else both
+        if pool.transport.world_size > 1:
+            # Until the dry run has ended, ranks agree on T through their hosts.
+            pool.frozen = False
+            call()
+            pool.freeze()
         if name != "routed, synchronized":
             return LayerRegion(call, call, forward)
         exchange: Any = block.exchange
         call()
 
         def without_wait() -> Any:
-            # One rank's split lists are the same in every call of one size, so those of the first call serve; only
-            # the wait for them is left out.
+            # The split lists are the same in every call on one input (with one rank: of one size), so those of the
+            # first call serve; only the wait for them is left out.
             event, exchange.event = exchange.event, None
             try:
                 return call()

@@ -9,7 +9,7 @@ Source: report, Section 8.3 (Equation 12).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,12 +32,14 @@ class Sweep:
 
     Attributes:
         per_us: result of `spin_cycles_per_us`.
+        measure: what measures a region in the place of `measure_region`.
         submit_us: per key, repeats of all rounds in order.
         device_us: alike.
         notes: per key, further columns of its row.
     """
 
     per_us: float
+    measure: Callable[..., Any] | None = None
     submit_us: dict[Key, list[float]] = field(default_factory=dict)
     device_us: dict[Key, list[float]] = field(default_factory=dict)
     notes: dict[Key, dict[str, Any]] = field(default_factory=dict)
@@ -46,8 +48,8 @@ class Sweep:
         """Measure `repeats` calls of a region as one more round of its key; warm-up is longer in the first."""
         from workbench.measure.regions import measure_region
 
-        first = key not in self.notes
-        region = measure_region(call, repeats=repeats, warmup=3 if first else 1, per_us=self.per_us, count=count)
+        first, measure = key not in self.notes, self.measure or measure_region
+        region = measure(call, repeats=repeats, warmup=3 if first else 1, per_us=self.per_us, count=count)
         self.submit_us.setdefault(key, []).extend(region.submit_us)
         self.device_us.setdefault(key, []).extend(region.device_us)
         kept = self.notes.setdefault(key, {"rounds": 0, "host_held_up": False, "launches": None})
@@ -68,15 +70,21 @@ class Sweep:
         """Keep further columns of a key that was measured."""
         self.notes[key].update(values)
 
-    def write(self, recorder: Any) -> None:
-        """Write one row per key, in the order of their first round, and the raw repeats."""
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One row per key, in the order of their first round; `submit_us` and `device_us` hold the repeats as JSON."""
         from workbench.measure.timing import summary
 
         for key, notes in self.notes.items():
             row: dict[str, Any] = {"kind": "measured", "layer": key.layer, "passes": key.passes, "mode": key.mode,
                                    "tokens": key.tokens}  # fmt: skip
             for name, values in (("submit", self.submit_us[key]), ("device", self.device_us[key])):
-                recorder.samples(f"{key.layer} {key.passes} {key.mode} {key.tokens} {name}_us", values)
                 row |= summary(values, f"{name}_us")
                 row[f"{name}_us"] = json.dumps([round(v, 2) for v in values])
-            recorder.row(**row, **notes)
+            yield row | notes
+
+    def write(self, recorder: Any) -> None:
+        """Write the rows and the raw repeats."""
+        for key, row in zip(self.notes, self.rows()):
+            for name, values in (("submit", self.submit_us[key]), ("device", self.device_us[key])):
+                recorder.samples(f"{key.layer} {key.passes} {key.mode} {key.tokens} {name}_us", values)
+            recorder.row(**row)

@@ -1,12 +1,12 @@
-"""The routed paths over several GPUs of one host, one rank each: start, parity, bandwidth, times, waits, captures.
+"""The routed paths over several GPUs of one host, one rank each: parity, bandwidth, times, captures, critical size.
 
 `run` starts the rank processes and returns their rows; the same sections run on CPU ranks over gloo at small sizes.
+Standard library, NumPy and torch only.
 """
 
 from __future__ import annotations
 
 import functools
-import gzip
 import json
 import os
 import statistics
@@ -22,7 +22,6 @@ from workbench.measure.timing import summary
 if TYPE_CHECKING:
     import torch
     from moe_kernels.block import BlockConfig, RoutedBlock
-    from moe_kernels.model import DevelopmentModel
     from moe_kernels.transport import Transport
 
 VARIANTS = (("synchronized", "stream"), ("synchronized", "before_wait"), ("rowwise", "stream"))
@@ -34,25 +33,28 @@ class Options:
 
     Attributes:
         out: folder for the ranks' rows and traces.
+        sections: names of `SECTIONS`, in order.
         backend: `nccl` with one GPU per rank, or `gloo` on the CPU.
         small: sizes that a CPU runs in seconds.
-        experts: routed experts over all ranks; 0: 16 per rank, one rank's share of 128 at EP8.
-        layer_tokens: tokens per rank microbatch of the layer.
-        sequence: tokens per sequence of the step, two a microbatch.
-        grouped_gemm: grouped GEMM of the experts on the GPU.
-        repeats: interleaved visits of each variant.
-        traces: capture one step per path on every rank of the first start.
+        experts: routed experts per rank; 16 is one rank's share of 128 at EP8.
+        layer_tokens: tokens per rank microbatch of the routed block.
+        sequences, lengths: of the step's microbatch, on every rank.
+        critical_tokens: tokens per rank of the layer whose submission and device times meet.
+        repeats: timed calls: interleaved visits of each variant, or of each region over all rounds.
+        visits: timed steps of each variant in each process start.
     """
 
     out: str
+    sections: tuple[str, ...] = ("parity", "bandwidth", "layers")
     backend: str = "nccl"
     small: bool = False
-    experts: int = 0
+    experts: int = 16
     layer_tokens: tuple[int, ...] = (1024, 4096, 16384)
-    sequence: tuple[int, ...] = (1024, 2048, 8192)
-    grouped_gemm: str = "triton"
+    sequences: int = 2
+    lengths: tuple[int, ...] = (8192, 1024)
+    critical_tokens: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16384)
     repeats: int = 10
-    traces: bool = True
+    visits: int = 2
 
 
 @dataclass
@@ -89,6 +91,11 @@ class Rank:
         self.synchronize()
         self.transport.all_gather_host([0])
 
+    @property
+    def experts(self) -> int:
+        """Routed experts over all ranks."""
+        return (4 if self.options.small else self.options.experts) * self.ranks
+
     def time_us(self, call: Callable[[], object], repeats: int) -> list[float]:
         """Wall time of each call, all ranks starting together; a rank's time ends with its own device's work."""
         times = []
@@ -107,7 +114,11 @@ def _repeat(call: Callable[[], object], times: int) -> None:
 
 
 def parity(r: Rank) -> None:
-    """Compare both paths with one rank that holds every row and expert: relative errors against the budgets."""
+    """Compare both paths with one rank that holds every row and expert: relative errors against the budgets.
+
+    The experts' products are those of the reference: the ranks share them, and FP32 tensor-core tiles would take half a
+    minute to compile.
+    """
     import torch
     import torch.distributed as dist
     from moe_kernels.block import BlockConfig, RoutedBlock
@@ -117,12 +128,13 @@ def parity(r: Rank) -> None:
     tokens = 64
     generator = torch.Generator().manual_seed(11)
     x, d_out = (torch.randn(r.ranks * tokens, config.width, generator=generator).to(r.device) for _ in range(2))
-    one = RoutedBlock(config, seed=5, device=r.device)
+    common: dict[str, Any] = {"seed": 5, "device": r.device, "grouped_gemm": "reference"}
+    one = RoutedBlock(config, **common)
     whole = _gradients(one, x, d_out)
     mine = slice(r.rank * tokens, (r.rank + 1) * tokens)
     for path in ("synchronized", "rowwise"):
         transport = r.transport if path == "rowwise" else None
-        block = RoutedBlock(config, path=path, transport=transport, seed=5, device=r.device)
+        block = RoutedBlock(config, path=path, transport=transport, **common)
         got = _gradients(block, x[mine], d_out[mine])
         ids = torch.tensor(block.expert_ids, device=r.device)
         for name, tensor in got.items():
@@ -152,7 +164,7 @@ def _gradients(block: RoutedBlock, x: torch.Tensor, d_out: torch.Tensor) -> dict
 def bandwidth(r: Rank) -> None:
     """Dispatch and combine over the ranks against a local copy and a peer copy of as many bytes."""
     import torch
-    from moe_kernels.combine import combine
+    from moe_kernels.combine import combine, combine_backward
     from moe_kernels.dispatch import dispatch
     from moe_kernels.route_map import capacity_rows, route_map
 
@@ -170,47 +182,40 @@ def bandwidth(r: Rank) -> None:
     route = route_map(index, requested, rank=r.rank, capacity=capacity)
     weights = torch.rand(tokens, top_k, device=r.device)
     row_bytes = width * dtype.itemsize
-    sent = tokens * top_k * row_bytes
-    remote = float(((route.dst_rank >= 0) & (route.dst_rank != r.rank)).float().mean())
+    placed = route.dst_rank >= 0
+    routed = int(placed.sum()) * row_bytes
+    remote = int((placed & (route.dst_rank != r.rank)).sum()) * row_bytes
     peer = table.tensors[(r.rank + 1) % r.ranks]
     source = torch.randn(min(capacity, tokens * top_k), width, device=r.device).to(dtype)
     local = torch.empty_like(source)
-    calls: dict[str, tuple[Callable[[], object], int]] = {
-        "local copy": (lambda: local.copy_(source), 2 * source.nbytes),
-        "peer copy, write": (lambda: peer[: source.shape[0]].copy_(source), source.nbytes),
-        "peer copy, read": (lambda: local.copy_(peer[: source.shape[0]]), source.nbytes),
-        "dispatch": (lambda: dispatch(x, route.dst_rank, route.dst_row, table), sent),
-        "combine": (lambda: combine(table, route.dst_rank, route.dst_row, weights), sent),
+    maps = (route.dst_rank, route.dst_row)
+    # (call, bytes that it moves, those of them that cross to a peer); a combine's backward reads a row and writes it.
+    calls: dict[str, tuple[Callable[[], object], int, int]] = {
+        "local copy": (lambda: local.copy_(source), 2 * source.nbytes, 0),
+        "peer copy, write": (lambda: peer[: source.shape[0]].copy_(source), source.nbytes, source.nbytes),
+        "peer copy, read": (lambda: local.copy_(peer[: source.shape[0]]), source.nbytes, source.nbytes),
+        "dispatch": (lambda: dispatch(x, *maps, table), routed, remote),
+        "combine": (lambda: combine(table, *maps, weights), routed, remote),
+        "dispatch, backward": (lambda: combine(table, *maps), routed, remote),
+        "combine, backward": (lambda: combine_backward(x, table, *maps, weights, table), 2 * routed, 2 * remote),
     }
-    for name, (call, moved) in calls.items():
+    for name, (call, moved, crossing) in calls.items():
         for _ in range(3):
             call()
         repeated = 5 if r.cuda else 1
-
         several = functools.partial(_repeat, call, repeated)
         times = [t / repeated for t in r.time_us(several, r.options.repeats)]
         r.meet()
         us = statistics.median(times)
-        share = round(remote, 3) if name in ("dispatch", "combine") else None
         r.row(
-            "bandwidth", call=name, bytes=moved, remote_share=share, **summary(times), GBps=round(moved / us / 1e3, 1)
-        )
+            "bandwidth", call=name, bytes=moved, remote_bytes=crossing, **summary(times),
+            GBps=round(moved / us / 1e3, 1), remote_GBps=round(crossing / us / 1e3, 1), samples_us=_rounded(times),
+        )  # fmt: skip
     r.transport.free(table)
 
 
-def _model(r: Rank, path: str, shared_mode: str) -> DevelopmentModel:
-    import torch
-    from moe_kernels.model import DevelopmentModel, development_config, small_config
-
-    if r.options.small:
-        config = small_config(num_experts=4 * r.ranks, router_mode="random", shared_mode=shared_mode)
-    else:
-        config = development_config(r.options.experts or 16 * r.ranks, shared_mode=shared_mode)
-    return DevelopmentModel(
-        config, path=path, transport=r.transport if path == "rowwise" else None, device=r.device,
-        dtype=torch.bfloat16 if r.cuda else torch.float32,
-        grouped_gemm=r.options.grouped_gemm if r.cuda else None,
-    )  # fmt: skip
+def _rounded(values: list[float]) -> list[float]:
+    return [round(v, 2) for v in values]
 
 
 def layers(r: Rank) -> None:
@@ -224,19 +229,16 @@ def layers(r: Rank) -> None:
     for tokens in sizes:
         x = torch.randn(tokens, config.width, device=r.device).to(dtype).requires_grad_()
         d_out = torch.randn(tokens, config.width, device=r.device).to(dtype)
-        calls, pools = {}, []
+        calls: dict = {}
         for path, shared_mode in VARIANTS:
             block = RoutedBlock(
                 replace(config, shared_mode=shared_mode), path=path, device=r.device, dtype=dtype,
                 transport=r.transport if path == "rowwise" else None,
-                grouped_gemm=r.options.grouped_gemm if r.cuda else None,
             )  # fmt: skip
             calls[path, shared_mode] = functools.partial(_forward_and_backward, block, x, d_out)
-            if path == "rowwise":
-                pools.append(block)
-        _time_variants(r, "layer", calls, tokens, batch=4)
-        for block in pools:
-            block.pool.close()
+        # The last variant is the rowwise one. Until its dry run has ended, ranks agree on T through their hosts.
+        _time_variants(r, "layer", calls, tokens, batch=4, freeze=block.freeze)
+        block.pool.close()
 
 
 def _forward_and_backward(block: RoutedBlock, x: torch.Tensor, d_out: torch.Tensor) -> None:
@@ -248,80 +250,129 @@ def _forward_and_backward(block: RoutedBlock, x: torch.Tensor, d_out: torch.Tens
 def _config(r: Rank) -> BlockConfig:
     from moe_kernels.model import development_config, small_config
 
-    if r.options.small:
-        return small_config(num_experts=4 * r.ranks).block
-    return development_config(r.options.experts or 16 * r.ranks).block
+    return (small_config if r.options.small else development_config)(num_experts=r.experts).block
 
 
-def _time_variants(r: Rank, section: str, calls: dict, tokens: int, batch: int) -> None:
-    from moe_kernels.waits import count_host_waits
-
+def _time_variants(r: Rank, section: str, calls: dict, tokens: int, batch: int, freeze: Callable[[], None]) -> None:
     times: dict = {key: [] for key in calls}
     for call in calls.values():
         for _ in range(3):
             call()
-    for block_call in range(r.options.repeats):
-        order = list(calls) if block_call % 2 == 0 else list(calls)[::-1]
+    freeze()
+    for visit in range(r.options.repeats):
+        order = list(calls) if visit % 2 == 0 else list(calls)[::-1]
         for key in order:
             several = functools.partial(_repeat, calls[key], batch)
             times[key] += [t / batch for t in r.time_us(several, 1)]
     for (path, shared_mode), measured in times.items():
-        waits = None
-        if r.cuda:
-            r.meet()
-            waits = count_host_waits(calls[path, shared_mode], warmup=1)
         r.row(section, path=path, shared_mode=shared_mode, tokens=tokens, **summary(measured),
-              waits=waits.total if waits else None, pageable_d2h=waits.pageable_d2h if waits else None,
-              launches=waits.launches if waits else None, samples_us=[round(t, 1) for t in measured])  # fmt: skip
+              **_waits(r, calls[path, shared_mode]), samples_us=_rounded(measured))  # fmt: skip
 
 
-def steps(r: Rank) -> None:
-    """Time whole training steps per path, count waits per step, and capture one step per path on every rank."""
-    import torch
-    import torch.distributed as dist
-    from moe_kernels.model import TrainStep, make_optimizer
+def _waits(r: Rank, call: Callable[[], object]) -> dict[str, int | None]:
+    """Host waits and launches of one call, by the profiler; None on CPU ranks, which have neither."""
     from moe_kernels.waits import count_host_waits
 
-    sizes = ((2, 16),) if r.options.small else tuple((2, s) for s in r.options.sequence)
-    for sequences, length in sizes:
-        calls, models = {}, []
-        vocabulary = 64 if r.options.small else 100352
-        generator = torch.Generator(device=r.device).manual_seed(r.rank)
-        tokens, targets = (
-            torch.randint(0, vocabulary, (sequences, length), device=r.device, generator=generator) for _ in range(2)
-        )
-        for path, shared_mode in VARIANTS:
-            model = _model(r, path, shared_mode)
-            step = TrainStep(model, make_optimizer(model), group=dist.group.WORLD)
-            calls[path, shared_mode] = functools.partial(step, [(tokens, targets)])
-            models.append(model)
-        _time_variants(r, "step", calls, sequences * length, batch=1)
-        for model in models:
-            for index, block in enumerate(model.routed_blocks[:1]):
-                metrics = block.metrics
-                r.row("metrics", path=block.path, block=index, tokens=sequences * length,
-                      offered=int(metrics["offered"]), dropped=int(metrics["dropped"]),
-                      capacity_use=float(metrics["capacity_use"].max()),
-                      received=int(metrics["received_load"].sum()))  # fmt: skip
-            if model.pool is not None:
-                r.row("pool", tokens=sequences * length, slots=model.pool.slots, high_water=model.pool.high_water,
-                      bytes_per_rank=model.pool.bytes_per_rank)  # fmt: skip
-        if r.cuda and (sequences, length) == sizes[-1] and r.restart == 0 and r.options.traces:
-            for path, shared_mode in (VARIANTS[0], VARIANTS[2]):
-                r.meet()
-                trace = count_host_waits(calls[path, shared_mode], warmup=1).trace
-                target = Path(r.options.out) / f"trace_{path}_rank{r.rank}.json.gz"
-                target.write_bytes(gzip.compress(json.dumps(trace, separators=(",", ":")).encode(), 6))
-        for model in models:
-            if model.pool is not None:
-                model.pool.close()
-        del calls, models
-        if r.cuda:
-            torch.cuda.empty_cache()
+    if not r.cuda:
+        return {"waits": None, "pageable_d2h": None, "launches": None}
+    r.meet()
+    found = count_host_waits(call, warmup=1)
+    return {"waits": found.total, "pageable_d2h": found.pageable_d2h, "launches": found.launches}
+
+
+def regimes(r: Rank) -> None:
+    """Time whole training steps per variant; the first start also counts waits and captures every rank's step."""
+    from workbench.measure.regimes import Bench, packed, trace_name
+
+    o = r.options
+    lengths = (16,) if o.small else o.lengths
+    bench = Bench(experts=r.experts, grouped_gemm=None, transport=r.transport, small=o.small, meet=r.meet)
+    if r.restart == 0:
+        config = bench.config
+        r.row("model", layers=config.layers, experts=config.block.num_experts, top_k=config.block.top_k,
+              total_params=config.parameters, active_params=config.active_parameters)  # fmt: skip
+    for length in lengths:
+        for variant, times in bench.times_ms(1, o.sequences, length, o.visits).items():
+            r.row("step", variant=variant, length=length, samples_ms=[round(t, 4) for t in times])
+        if r.restart > 0:
+            continue
+        for variant in bench.steps:
+            step = functools.partial(bench.steps[variant], bench.batch(1, o.sequences, length))
+            r.row("waits", variant=variant, length=length, **_waits(r, step))
+            metrics = bench.models[variant].routed_blocks[0].metrics
+            r.row("metrics", variant=variant, length=length, offered=int(metrics["offered"]),
+                  dropped=int(metrics["dropped"]), capacity_use=float(metrics["capacity_use"].max()),
+                  received=int(metrics["received_load"].sum()))  # fmt: skip
+        for variant in bench.steps if length == lengths[0] else ("synchronized", "rowwise"):
+            if r.cuda:
+                trace = bench.capture(variant, o.sequences, length)
+                trace["distributedInfo"] = {"rank": r.rank, "world_size": r.ranks}
+                (Path(o.out) / trace_name(variant, length, r.rank)).write_bytes(packed(trace))
+    if r.restart == 0:
+        pool = bench.models["rowwise"].pool
+        r.row("pool", slots=pool.slots, high_water=pool.high_water, bytes_per_rank=pool.bytes_per_rank)
+    bench.close()
+
+
+def critical(r: Rank) -> None:
+    """Measure submission and device time of the routed layer on both paths over sizes, on every rank at once.
+
+    Behind a spin kernel on every device and a device barrier, so that no rank's device time holds a late start of a
+    peer.
+    """
+    import torch
+
+    from workbench.measure.blocks import PASSES, Layers
+    from workbench.measure.critical import Key, Sweep
+    from workbench.measure.regions import measure_region, spin_cycles_per_us
+
+    o = r.options
+    sizes = (8, 16, 32) if o.small else o.critical_tokens
+    if r.cuda:
+        measure: Callable[..., Any] = functools.partial(measure_region, align=r.transport.barrier)
+        sweep = Sweep(spin_cycles_per_us(), measure)
+    else:
+        sweep = Sweep(1.0, functools.partial(_host_region, r))
+    layers_of = Layers(r.experts, None, transport=r.transport, router_mode="learned", small=o.small)
+    for _ in range(CRITICAL_ROUNDS):
+        for tokens in sizes:
+            for layer in ("routed, rowwise", "routed, synchronized"):
+                for passes in PASSES:
+                    key, region = Key(layer, passes, "eager", tokens), layers_of.region(layer, passes, tokens)
+                    first = key not in sweep.notes
+                    r.meet()
+                    sweep.add(key, region.submit_call, max(2, o.repeats // CRITICAL_ROUNDS), count=first)
+                    if not first:
+                        continue
+                    if r.cuda:
+                        sweep.add_idle(key, region.call, batch=4)
+                    dropped = int(layers_of.layers[layer].feed_forward.metrics["dropped"])
+                    sweep.note(key, waits="synchronized" in layer, dropped=dropped)
+            if r.cuda:
+                torch.cuda.empty_cache()
+    for row in sweep.rows():
+        r.row("critical", **row)
+    layers_of.pool.close()
+
+
+def _host_region(r: Rank, fn: Callable[[], object], *, repeats: int, warmup: int, **_: Any) -> Any:
+    """A region on a CPU rank, whose submission is its execution."""
+    from workbench.measure.regions import Region
+
+    for _call in range(warmup):
+        fn()
+    times = r.time_us(fn, repeats)
+    return Region(submit_us=times, device_us=times)
+
+
+CRITICAL_ROUNDS = 3
+SECTIONS: dict[str, Callable[[Rank], None]] = {
+    "parity": parity, "bandwidth": bandwidth, "layers": layers, "regimes": regimes, "critical": critical,
+}  # fmt: skip
 
 
 def run_rank(rank: int, ranks: int, init: str, options: Options, restart: int) -> None:
-    """Join the group, run every section, gather the rows on rank 0."""
+    """Join the group, run the sections, gather the rows on rank 0."""
     import torch
     import torch.distributed as dist
     from moe_kernels.transport import NvshmemTransport, SharedMemoryTransport
@@ -350,11 +401,10 @@ def run_rank(rank: int, ranks: int, init: str, options: Options, restart: int) -
         device=name,
         peer_access=peer,
     )
-    sections = (parity, bandwidth, layers, steps) if restart == 0 else (steps,)
-    for section in sections:
+    for section in options.sections:
         begun = time.perf_counter()
-        section(r)
-        r.row("section", name=section.__name__, seconds=round(time.perf_counter() - begun, 2))
+        SECTIONS[section](r)
+        r.row("section", name=section, seconds=round(time.perf_counter() - begun, 2))
         _write(r)
     transport.close()
     dist.barrier()
@@ -376,16 +426,18 @@ def _write(r: Rank) -> None:
 
 
 def run(options: Options, ranks: int, restarts: int = 1) -> list[dict[str, Any]]:
-    """Start `ranks` processes `restarts` times (later starts time whole steps only); return every rank's rows.
+    """Start `ranks` processes `restarts` times and return every rank's rows.
 
     Raises:
-        ValueError: fewer than one rank.
+        ValueError: fewer than one rank, or an unknown section.
         RuntimeError: ranks share a GPU, or a rank failed.
     """
     import torch.multiprocessing as mp
 
     if ranks < 1:
         raise ValueError(f"ranks must be at least 1, got {ranks}; no GPU is visible?")
+    if unknown := sorted(set(options.sections) - set(SECTIONS)):
+        raise ValueError(f"sections: expected some of {', '.join(SECTIONS)}, got {', '.join(unknown)}")
     os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     os.environ.setdefault("NVSHMEM_SYMMETRIC_SIZE", str(24 << 30))

@@ -81,7 +81,7 @@ def run(job: Job) -> None:
         device = torch.device("cpu")
         dist.init_process_group("gloo", timeout=patience)
         transport = SharedMemoryTransport()
-    options = Options(out=job.out, backend=job.backend, small=job.small, repeats=job.steps, traces=False)
+    options = Options(out=job.out, backend=job.backend, small=job.small, repeats=job.steps)
     r = Rank(options, rank, ranks, 0, device, transport, [])
     r.row("start", transport=transport.name, device=torch.cuda.get_device_name(device) if r.cuda else "cpu")
     _leave(r, job)

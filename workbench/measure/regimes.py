@@ -40,39 +40,53 @@ _NAME_LENGTH = 90
 
 
 class Bench:
-    """Models of all variants over one set of weights, one optimizer, and random tokens.
+    """Models of all variants over one set of weights, one optimizer, and random tokens; one rank's share of them.
 
     Args:
-        experts: routed experts on this GPU.
+        experts: routed experts over all ranks.
         grouped_gemm: implementation of the experts' products where the variant does not name one.
         variants: names of `VARIANTS`.
-        seed: of weights and tokens.
+        seed: of weights and tokens; tokens and random routes differ between ranks.
+        transport: of the rowwise path; None: this process is the only rank and makes its own process group.
+        small: sizes that a CPU runs in milliseconds, FP32, on the transport's device.
+        meet: waits until every rank is here and its device idle; None where this process is the only rank.
     """
 
     def __init__(
-        self, *, experts: int, grouped_gemm: str | None, variants: Iterable[str] = tuple(VARIANTS), seed: int = 0
+        self,
+        *,
+        experts: int,
+        grouped_gemm: str | None,
+        variants: Iterable[str] = tuple(VARIANTS),
+        seed: int = 0,
+        transport: Any = None,
+        small: bool = False,
+        meet: Callable[[], None] | None = None,
     ) -> None:
         import torch
         import torch.distributed as dist
-        from moe_kernels.model import DevelopmentModel, TrainStep, development_config, make_optimizer
+        from moe_kernels.model import DevelopmentModel, TrainStep, development_config, make_optimizer, small_config
         from moe_kernels.transport import VirtualTransport
 
         if not dist.is_initialized():
             # The default device of the group's collectives is this process's only GPU.
             dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-        torch.manual_seed(seed)
-        self.seed = seed
+        transport = transport if transport is not None else VirtualTransport(1, "cuda")
+        self.device = transport.device
+        self.meet = meet or self.synchronize
+        self.seed = seed + dist.get_rank()
+        torch.manual_seed(self.seed)
         self.models: dict[str, Any] = {}
         base = None
         for name in variants:
             wanted = VARIANTS[name]
-            config = development_config(experts, shared_mode=wanted["shared_mode"])
+            options = {"num_experts": experts, "router_mode": "random", "shared_mode": wanted["shared_mode"]}
             model = DevelopmentModel(
-                config,
+                small_config(**options) if small else development_config(**options),
                 path=wanted["path"],
-                transport=VirtualTransport(1, "cuda") if wanted["path"] == "rowwise" else None,
-                device="cuda",
-                dtype=torch.bfloat16,
+                transport=transport if wanted["path"] == "rowwise" else None,
+                device=self.device,
+                dtype=torch.float32 if small else torch.bfloat16,
                 grouped_gemm=wanted.get("grouped_gemm", grouped_gemm),
                 seed=seed,
             )
@@ -82,47 +96,77 @@ class Bench:
         assert base is not None
         self.config = base.config
         optimizer = make_optimizer(base)
-        self.steps: dict[str, Callable[[Any], Any]] = {n: TrainStep(m, optimizer) for n, m in self.models.items()}
+        group = dist.group.WORLD if dist.get_world_size() > 1 else None
+        self.steps: dict[str, Callable[[Any], Any]] = {
+            name: TrainStep(model, optimizer, group=group) for name, model in self.models.items()
+        }
+
+    def synchronize(self) -> None:
+        """Wait for this rank's device."""
+        import torch
+
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def close(self) -> None:
+        """Free the symmetric memory. Collective."""
+        for model in self.models.values():
+            if model.pool is not None:
+                model.pool.close()
+
+    def _freeze(self, frozen: bool) -> None:
+        """End the rowwise dry run, or begin one: until it has ended, ranks agree on T through their hosts."""
+        for model in self.models.values():
+            if model.pool is not None:
+                model.pool.frozen = frozen
 
     def batch(self, microbatches: int, sequences: int, length: int) -> list[Any]:
         """Random (tokens, targets) pairs [sequences, length]."""
         import torch
 
-        generator = torch.Generator(device="cuda").manual_seed(self.seed)
+        generator = torch.Generator(device=self.device).manual_seed(self.seed)
         size = (sequences, length)
         return [
-            tuple(torch.randint(self.config.vocabulary, size, device="cuda", generator=generator) for _ in range(2))
+            tuple(
+                torch.randint(self.config.vocabulary, size, device=self.device, generator=generator) for _ in range(2)
+            )
             for _ in range(microbatches)
         ]
 
     def times_ms(self, microbatches: int, sequences: int, length: int, visits: int) -> dict[str, list[float]]:
-        """Wall time of whole steps without a profiler, variants interleaved (A B, then B A)."""
-        import torch
+        """Wall time of whole steps without a profiler, variants interleaved (A B, then B A), ranks starting together.
 
+        The first visit warms up and is left out. A rank's time ends with its own device's work.
+        """
         batch = self.batch(microbatches, sequences, length)
         out: dict[str, list[float]] = {n: [] for n in self.steps}
         for visit in range(visits + 1):
+            self._freeze(visit > 0)
             for name in list(self.steps)[:: 1 if visit % 2 == 0 else -1]:
-                torch.cuda.synchronize()
+                self.meet()
                 start = time.perf_counter_ns()
                 self.steps[name](batch)
-                torch.cuda.synchronize()
+                self.synchronize()
                 if visit:
                     out[name].append((time.perf_counter_ns() - start) / 1e6)
         return out
 
     def capture(self, variant: str, sequences: int, length: int) -> dict[str, Any]:
-        """Profile one step of three microbatches behind a warm-up step and return the middle one's trace, cut."""
-        import torch
+        """Profile one step of three microbatches behind a warm-up step and return the middle one's trace, cut.
+
+        Collective: every rank captures the same step.
+        """
         from torch.profiler import ProfilerActivity, profile
 
         batch = self.batch(MICROBATCHES, sequences, length)
         step = self.steps[variant]
+        self._freeze(False)
         step(batch)
-        torch.cuda.synchronize()
+        self._freeze(True)
+        self.meet()
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             step(batch)
-            torch.cuda.synchronize()
+            self.synchronize()
         handle, path = tempfile.mkstemp(suffix=".json")
         os.close(handle)
         try:
@@ -211,6 +255,12 @@ def _small(event: Mapping[str, Any]) -> dict[str, Any]:
     args = {k: v for k, v in event["args"].items() if k in _KEPT_ARGS}
     kept = {k: event[k] for k in ("ph", "cat", "name", "pid", "tid", "ts", "dur") if k in event}
     return kept | {"name": str(event["name"])[:_NAME_LENGTH], "args": args}
+
+
+def trace_name(variant: str, length: int, rank: int | None = None) -> str:
+    """Return the file name of one capture; one of several ranks says which."""
+    name = f"trace_{re.sub(r'[^a-z]+', '_', variant)}_{length}"
+    return f"{name}.json.gz" if rank is None else f"{name}_rank{rank}.json.gz"
 
 
 def packed(trace: Mapping[str, Any]) -> bytes:

@@ -62,7 +62,13 @@ def spin_cycles_per_us() -> float:
 
 
 def measure_region(
-    fn: Callable[[], Any], *, repeats: int = 20, warmup: int = 3, per_us: float | None = None, count: bool = True
+    fn: Callable[[], Any],
+    *,
+    repeats: int = 20,
+    warmup: int = 3,
+    per_us: float | None = None,
+    count: bool = True,
+    align: Callable[[], Any] | None = None,
 ) -> Region:
     """Measure submission and device time of `fn`, each with the other side out of the way.
 
@@ -72,6 +78,7 @@ def measure_region(
         warmup: calls before timing (compilation, allocator, handles).
         per_us: result of `spin_cycles_per_us`, measured when None.
         count: also profile one call for launches and API costs.
+        align: puts on the device what lets it begin together with its peers, behind the spin kernel and not timed.
     Returns:
         A `Region`; `waited` is set where the host could not get ahead of the spin kernel. CUDA queues about a thousand
         launches; a region with more blocks until the spin kernel has ended, and counts as waiting.
@@ -94,6 +101,8 @@ def measure_region(
         torch.cuda.synchronize()
         torch.cuda._sleep(int(spin_us * per_us))
         spun.record()
+        if align is not None:
+            align()
         start.record()
         t0 = time.perf_counter_ns()
         fn()

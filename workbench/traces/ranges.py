@@ -18,7 +18,11 @@ from workbench.traces.waits import BLOCKING_D2H
 
 _TIME = re.compile(r"^(\+?)(\d+(?:\.\d+)?)(ns|us|ms|s|)$")
 _UNIT_NS = {"": 1, "ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
-_COLLECTIVE = re.compile(r"nccl|rccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sendrecv", re.I)
+COLLECTIVE = re.compile(
+    r"nccl|rccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sendrecv|barrier_on_stream|sync_on_stream",
+    re.I,
+)
+"""Names of kernels that talk to peers; NVSHMEM's own barriers do not carry its name."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ def table51(analysis: Analysis, window: Window | None = None) -> list[dict[str, 
         )
         rows.append({"metric": "D2H route-shape wall time", **where, **wall})
         mine = analysis.rows[pair]
-        is_comm = np.array([bool(_COLLECTIVE.search(n)) for n in trace.names] or [False])[ops.name[mine]]
+        is_comm = np.array([bool(COLLECTIVE.search(n)) for n in trace.names] or [False])[ops.name[mine]]
         is_comm &= ops.kind[mine] == KERNEL
         start, end = np.clip(ops.start_ns[mine], low, high), np.clip(ops.end_ns[mine], low, high)
         comm = _pairs_us(start[is_comm], end[is_comm], low)
