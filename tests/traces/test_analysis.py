@@ -457,6 +457,40 @@ def test_a_hole_in_the_data_cannot_be_told(tmp_path, extra, reason):
     assert found.exit_code == 2 and any(reason in r for r in found.reasons), found
 
 
+@pytest.mark.parametrize(("whole", "lost", "code"), [(3, 2, 0), (2, 2, 0), (2, 3, 2), (0, 3, 2)])
+@pytest.mark.parametrize("start", [0, 50 * K])
+def test_operations_mostly_without_duration_cannot_be_told(tmp_path, whole, lost, code, start):
+    n = whole + lost
+    events = [launch(i * 2 * K, i * 2 * K + K, i + 1) for i in range(n)]
+    events += [kernel(n * 2 * K + i * 2 * K, n * 2 * K + (i + 1) * 2 * K, i + 1) for i in range(whole)]
+    events += [kernel(start, start, whole + i + 1) for i in range(lost)]
+    found = verify_trace(look(tmp_path, events))
+    assert found.exit_code == code
+    if code == 2:
+        assert (
+            f"{lost} of {n} device operations have no duration" in found.reasons[0]
+            or "have no times" in found.reasons[0]
+        )
+
+
+def test_a_copy_without_times_cannot_be_told(tmp_path):
+    found = verify_trace(look(tmp_path, [*HEALTHY, d2h(0, 0, 2)]))
+    assert found.exit_code == 2 and "zero_time_copies 1" in found.reasons[0]
+
+
+@pytest.mark.parametrize(("shared", "code"), [(1, 0), (2, 2)])
+def test_launches_that_are_a_guess_cannot_be_told(tmp_path, shared, code):
+    n = 20
+    ids = [i + 1 for i in range(n)]
+    events = [launch(i * 10 * K, i * 10 * K + K, c) for i, c in enumerate(ids)]
+    events += [kernel(i * 10 * K + 2 * K, i * 10 * K + 9 * K, c) for i, c in enumerate(ids)]
+    events += [call("cudaFuncGetAttributes", i * 10 * K - K, i * 10 * K, ids[i]) for i in range(1, shared + 1)]
+    found = verify_trace(look(tmp_path, events))
+    assert found.exit_code == code, found
+    if code:
+        assert "2 of 20 operations share their correlation id" in found.reasons[0]
+
+
 def test_begin_and_end_of_other_categories_leave_no_hole(tmp_path):
     other = event("my_library", "span", 0, 5 * K) | {"ph": "B"}
     assert verify_trace(look(tmp_path, [*HEALTHY, other])).exit_code == 0
@@ -517,6 +551,17 @@ def test_a_wait_names_the_innermost_user_frame_operator_and_range(tmp_path):
         "op": "aten::_local_scalar_dense",
         "range": "block 3",
     }
+
+
+def test_a_wait_inside_libraries_alone_names_the_innermost_of_them(tmp_path):
+    frames = [
+        event("python_function", "torch/nn/modules/module.py(1): outer", 0, 900 * K),
+        event("python_function", "torch/_tensor.py(2): inner", 1 * K, 800 * K),
+        event("python_function", "<built-in method item>", 2 * K, 700 * K),
+    ]
+    events = [dict(e, ts=e["ts"] + 10 * K) for e in item("Pageable")]
+    (offence,) = verify_trace(look(tmp_path, [*events, *frames])).offences
+    assert offence["line"] == "torch/_tensor.py:2 (inner)"
 
 
 def test_frames_that_overrun_their_parents_are_clamped(tmp_path):

@@ -9,6 +9,7 @@ from kineto_files import kernel, launch, write
 from test_analysis import item, stacked, steps_events
 from typer.testing import CliRunner
 
+from workbench.cli import trace as trace_commands
 from workbench.cli.trace import app
 
 K = 1_000
@@ -156,12 +157,40 @@ def test_folder_of_ranks(tmp_path):
     assert "after the first rank" in run("summary", tmp_path).stdout
 
 
-def test_markup_in_names_is_printed_as_text(tmp_path):
-    events = [
-        dict(e, name="[bold red]<img src=x onerror=alert(1)>[/]")
-        if e["cat"] == "user_annotation" and "block" in e["name"]
-        else e
-        for e in stacked()
-    ]
-    text = run("summary", write(tmp_path, events)).stdout
-    assert "[bold red]" in text.replace("\n", "").replace(" ", "") or "[bold" in text
+HOSTILE = "[bold red]<img src=x onerror=alert(1)>[/]"
+
+
+def renamed(name: str) -> list[dict]:
+    return [dict(e, name=name) if e["cat"] == "user_annotation" and "block" in e["name"] else e for e in stacked()]
+
+
+@pytest.mark.parametrize("command", ["summary", "verify"])
+def test_names_are_printed_as_text_and_control_characters_are_shown(tmp_path, command):
+    assert HOSTILE in run(command, write(tmp_path, renamed(HOSTILE))).stdout
+    done = run(command, write(tmp_path, renamed("a\x1b]0;title\x07b\u202ec\rd")))
+    assert r"a\x1b]0;title\x07b\x202ec\x0dd" in done.stdout and "\x1b" not in done.stdout
+
+
+def test_summary_fits_80_columns_but_for_paths_and_notes(tmp_path):
+    done = run("summary", write(tmp_path, stacked()))
+    lines = done.stdout.splitlines()
+    assert done.exit_code == 0 and max(len(x) for x in lines if not x.startswith(("note:", "    at "))) <= 80
+    assert "  idle                       500.0 us   71.6 %" in lines and "    at model.py:57 (route)" in lines
+    assert "    wait 160.0 us, launch gap 640.0 us, gpu idle 499.0 us" in lines
+
+
+def test_long_lines_continue_on_a_terminal_only(tmp_path, monkeypatch):
+    line = "- " + "word " * 40 + "/a/long/path-with-hyphens/" + "x" * 90
+    wrapped = trace_commands._wrapped(line.strip(), 80).splitlines()
+    assert len(wrapped) > 3 and all(len(w) <= 80 for w in wrapped[:3]) and wrapped[1].startswith("    word")
+    assert any("/a/long/path-with-hyphens/" + "x" * 90 in w for w in wrapped)
+
+
+def test_verify_and_whatif_say_how_their_counts_differ(tmp_path):
+    path = write(tmp_path, item("Pageable"))
+    note = "not counted: 1 synchronise calls that had nothing left to wait for, or are the final synchronise"
+    assert "1 blocking waits" in run("verify", path).stdout and note in run("verify", path).stdout
+    text = run("whatif", path, "--remove-waits").stdout
+    assert "2 waits are removed" in text and "(1 held the host, as `verify` counts; 1 had nothing left" in text
+    answer = json.loads(run("whatif", path, "--remove-waits", "--json").stdout)
+    assert (answer["removed_waits"], answer["removed_blocking_waits"]) == (2, 1)

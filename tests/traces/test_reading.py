@@ -18,7 +18,8 @@ from kineto_files import call, event, kernel, launch, text, write
 from workbench.traces import TraceError, read, read_folder
 from workbench.traces import kineto as module
 from workbench.traces.digits import parse_us
-from workbench.traces.trace import PYTHON
+from workbench.traces.trace import PYTHON, Calls, resolve_links
+from workbench.traces.verify import verify_trace
 
 PAIR = [launch(0, 5_000, 1), kernel(8_000, 20_000, 1), launch(30_000, 35_000, 2), kernel(40_000, 47_000, 2)]
 
@@ -45,6 +46,11 @@ def test_digits_are_exact(values):
         (b"0.0006", 1),
         (b"1.5e-3", 2),
         (b"-0.001", -1),
+        (b"1.2347", 1_235),
+        (b"-7.00049", -7_000),
+        (b"3999999999999999.999", 3_999_999_999_999_999_999),
+        (b"4611686018427387.903", 2**62 - 1),
+        (b"-4611686018427387.903", 1 - 2**62),
     ],
 )
 def test_numbers_in_other_forms(raw, ns):
@@ -52,7 +58,23 @@ def test_numbers_in_other_forms(raw, ns):
 
 
 @pytest.mark.parametrize(
-    "raw", [b"9300000000000000.5", b"NaN", b"99999999999999999999", b"1e400", b'"x"', b"null", b"[1]", b"9" * 5000]
+    "raw",
+    [
+        b"-",
+        b".",
+        b"4611686018427387.904",
+        b"-4611686018427387.904",
+        b"10000000000000000",
+        b"12345678901234567.5",
+        b"9300000000000000.5",
+        b"NaN",
+        b"99999999999999999999",
+        b"1e400",
+        b'"x"',
+        b"null",
+        b"[1]",
+        b"9" * 5000,
+    ],
 )
 def test_unusable_numbers_are_marked_not_guessed(raw):
     assert parse_us([raw])[0] == np.iinfo(np.int64).min
@@ -236,7 +258,201 @@ def test_a_correlation_used_twice_takes_the_launch_before_it(tmp_path):
             tmp_path, [launch(0, 1_000, 5), kernel(1_500, 2_000, 5), launch(9_000, 9_500, 5), kernel(9_700, 9_900, 5)]
         )
     )
-    assert trace.calls.start_ns[trace.ops.launch].tolist() == [0, 9_000]
+    assert trace.calls.start_ns[trace.ops.launch].tolist() == [0, 9_000] and trace.dropped == {"ambiguous_links": 2}
+
+
+def test_ids_shared_by_calls_of_a_process_are_counted_as_guesses(tmp_path):
+    same = [e for i in range(5) for e in (launch(i * 10_000, i * 10_000 + 5_000, 1),
+                                          kernel(i * 10_000 + 6_000, i * 10_000 + 12_000, 1))]  # fmt: skip
+    trace = read(write(tmp_path, same))
+    assert trace.dropped == {"ambiguous_links": 5} and "guess" in trace.warnings[0]
+    assert trace.calls.start_ns[trace.ops.launch].tolist() == [0, 10_000, 20_000, 30_000, 40_000]
+
+
+CALLS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 2), st.integers(-1, 5)), max_size=14)
+OPS = st.lists(st.tuples(st.integers(0, 60), st.integers(-1, 2), st.integers(0, 1), st.integers(-1, 6)), max_size=10)
+
+
+@settings(max_examples=200, deadline=None)
+@given(CALLS, OPS)
+def test_links_agree_with_a_slow_search(call_rows, op_rows):
+    start, process, ids = (
+        (np.array(c, np.int64) for c in zip(*sorted(call_rows))) if call_rows else [np.empty(0, int)] * 3
+    )
+    zeros = np.zeros(len(start), np.int32)
+    calls = Calls(start, start + 1, zeros, zeros, process.astype(np.int32), zeros, ids)
+    rows = sorted(op_rows)
+    columns = (np.array(c, np.int64) for c in zip(*rows)) if rows else [np.empty(0, np.int64)] * 4
+    ops = dict(zip(("start_ns", "process", "device", "correlation"), columns))
+    found, guessed = resolve_links({k: v.copy() for k, v in ops.items()}, calls)
+
+    def candidates(row):
+        _, own, _, wanted = row
+        return [j for j in range(len(ids)) if wanted > 0 and ids[j] == wanted and own in (-1, process[j])]
+
+    unique = [(row, c[0]) for row in rows if len(c := candidates(row)) == 1 and list(ids).count(row[3]) == 1]
+    expected_guesses = 0
+    for i, (at, own, device, wanted) in enumerate(rows):
+        chosen = candidates(rows[i])
+        if own < 0 and list(ids).count(wanted) > 1:
+            owners = [int(process[c]) for row, c in unique if row[2] == device]
+            home = int(np.bincount(owners).argmax()) if owners else -1
+            chosen = [j for j in chosen if process[j] == home] or chosen
+        expected_guesses += len(chosen) > 1
+        before = [int(start[j]) for j in chosen if start[j] <= at]
+        launch_row = int(found["launch"][i])
+        if not chosen:
+            assert launch_row == -1
+        else:
+            assert launch_row in chosen and start[launch_row] == (max(before) if before else start[chosen[0]])
+    assert guessed == expected_guesses
+
+
+def test_one_id_for_everything_stays_linear():
+    n = 200_000
+    start, zeros = np.arange(n) * 10, np.zeros(n, np.int32)
+    calls = Calls(start, start + 1, zeros, zeros, zeros, zeros, np.ones(n, np.int64))
+    ops = {"start_ns": start + 5, "process": zeros - 1, "device": zeros, "correlation": np.ones(n, np.int64)}
+    begin = time.monotonic()
+    found, guessed = resolve_links(ops, calls)
+    assert time.monotonic() - begin < 10 and guessed == n and (found["launch"] == np.arange(n)).all()
+
+
+STRAYS = {"5": 1, '"x"': 1, "null": 1, "true": 1, "-1.5e3": 1, '[1, {"a": 2}]': 1, '{"name": "no phase"}': 1,
+          '5, "x", null, [1, [2]]': 4, "{}": 0}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+@pytest.mark.parametrize("stray", STRAYS)
+def test_items_that_are_no_events_are_counted(tmp_path, stray, place):
+    body = text(PAIR, traceName="kept")
+    at = {"first": body.index('{"ph"'), "middle": body.index("},\n{") + 3, "last": body.rindex("\n]}")}[place]
+    path = tmp_path / "t.json"
+    path.write_text(body[:at] + (f",\n{stray}" if place == "last" else f"{stray},\n") + body[at:])
+    trace = read(path)
+    assert len(trace.ops) == 2 and len(trace.calls) == 2 and trace.metadata["traceName"] == "kept"
+    assert trace.dropped == ({"stray_items": STRAYS[stray]} if STRAYS[stray] else {})
+    assert verify_trace(trace).exit_code == (2 if STRAYS[stray] else 0)
+
+
+def test_nothing_but_strays(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text('{"traceEvents": [1, 2, "x", null], "traceName": "kept"}')
+    trace = read(path)
+    assert trace.dropped == {"stray_items": 4} and trace.metadata == {"traceName": "kept"}
+
+
+@pytest.mark.parametrize("block", [200, 512 << 10])
+@pytest.mark.parametrize("join", ["{a}\n{a}", '{a}{{"traceEvents": []}}', '{b}, "traceEvents": [{{"ph": "X"}}]}}'])
+def test_a_second_list_of_events_is_counted(tmp_path, monkeypatch, join, block):
+    monkeypatch.setattr(module, "BLOCK_BYTES", block)
+    path = tmp_path / "t.json"
+    path.write_text(join.format(a=text(PAIR), b=text(PAIR)[:-1]))
+    trace = read(path)
+    assert trace.dropped["second_document"] >= 1 and any("more than one list" in w for w in trace.warnings)
+    assert verify_trace(trace).exit_code == 2
+
+
+def test_text_after_the_document_is_said(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text(text(PAIR) + "\nsome text")
+    assert read(path).warnings == ["text after the end of the JSON document is ignored"]
+    path.write_text(text(PAIR) + "\0" * 1_000)
+    assert read(path).warnings == []
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (text(PAIR).encode("utf-16"), "UTF-16"),
+        (gzip.compress(gzip.compress(text(PAIR).encode())), "compressed twice"),
+        (gzip.compress(b""), "nothing in it"),
+        (gzip.compress(text(PAIR).encode())[:5], "compressed stream is damaged"),
+        (b"PK\x03\x04" + bytes(50), "zip archive"),
+        (b"\x28\xb5\x2f\xfd" + bytes(50), "zstd"),
+        (b"\x80\x04\x95" + bytes(50), "pickle"),
+        (b"<!DOCTYPE html><html>", "web page"),
+    ],
+)
+def test_other_formats_are_named(tmp_path, content, part):
+    path = tmp_path / "t.json"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=part):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        lambda b: gzip.compress(b[:400]) + gzip.compress(b[400:]),
+        lambda b: gzip.compress(b"") + gzip.compress(b) + gzip.compress(b""),
+        lambda b: gzip.compress(b) + bytes(64),
+        lambda b: b"\xef\xbb\xbf" + b,
+        lambda b: b.replace(b"\n", b"\r\n"),
+        lambda b: b.replace(b'"ph": "X"', b'"ph": "M", "ph": "X"'),
+        lambda b: b.replace(b'"ts": 8.000', b'"ts": "8.000"'),
+        lambda b: b.replace(b'"ts": 8.000', b'"ts": 99.0, "ts": 8'),
+        lambda b: b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b", " + b[1:],
+        lambda b: b'{"note": "\\"traceEvents\\": [", ' + b[1:],
+        lambda b: b.replace(b"},\n{", b"}\n{"),
+        lambda b: b[:-3] + b",\n]}",
+    ],
+)
+def test_odd_but_whole_files_are_read_whole(tmp_path, packed):
+    path = tmp_path / "t.json"
+    path.write_bytes(packed(text(PAIR).encode()))
+    trace = read(path)
+    assert trace.ops.start_ns.tolist() == [8_000, 40_000] and trace.dropped == {} and trace.rank in (0, None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('"ts": 8.000', '"ts": NaN', "unusable_time"),
+        ('"dur": 12.000', '"dur": Infinity', "unusable_time"),
+        ('"ts": 8.000', '"ts": [8]', "unusable_time"),
+        ('"ts": 8.000', '"ts": 9223372036854775.807', "unusable_time"),
+        ('"dur": 12.000', '"dur": 4611686018427387.904', "unusable_time"),
+        ('"dur": 12.000', f'"dur": {"1" * 100_000}', "unusable_time"),
+        ('"ts": 8.000', '"ts": 1e999999999', "unusable_time"),
+        ('"dur": 12.000', '"dur": -12.000', "negative_duration"),
+        ('"args": {"correlation": 1}', '"args": [1]', "damaged_events"),
+        ('"pid": 100', '"pid": {"a": 1}', "damaged_events"),
+        ('"name": "kernel"', '"name": ["a"]', "damaged_events"),
+    ],
+)
+def test_unusable_fields_cost_their_event_alone(tmp_path, old, new, reason):
+    body = text(PAIR)
+    path = tmp_path / "t.json"
+    path.write_text(body.replace(old, new, 1))
+    trace = read(path)
+    assert trace.dropped[reason] == 1 and len(trace.ops) + len(trace.calls) == 3
+    assert verify_trace(trace).exit_code == 2
+
+
+def test_a_damaged_stream_is_counted_once(tmp_path):
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(text(PAIR).encode()) + b"garbage")
+    trace = read(path)
+    assert len(trace.ops) == 2 and trace.dropped == {"truncated_file": 1}
+
+
+def _uncategorised():
+    return [{k: v for k, v in e.items() if k != "cat"} for e in PAIR]
+
+
+@pytest.mark.parametrize(
+    ("events", "part"),
+    [
+        ([event("cpu_op", "aten::mm", 0, 5_000)], "without ProfilerActivity.CUDA"),
+        (_uncategorised(), "none of its 4 complete events has a category"),
+        ([dict(e, cat="tensorflow") for e in PAIR], "found: tensorflow"),
+        ([], "no device operations in this trace"),
+    ],
+)
+def test_why_there_is_no_device_work_is_said(tmp_path, events, part):
+    trace = read(write(tmp_path, events))
+    assert any(part in w for w in trace.warnings) and part in verify_trace(trace).reasons[-1]
 
 
 def test_rocm_names_and_default_stream(tmp_path):
@@ -292,7 +508,6 @@ def test_flipped_bytes_never_hang_or_crash(tmp_path_factory, data):
         assert time.monotonic() - begin < 5
     assert len(trace.ops) <= 2 * 40 + 20
     from workbench.traces.summary import summarise
-    from workbench.traces.verify import verify_trace
 
     json.dumps(summarise(trace), allow_nan=False)
     verify_trace(trace)

@@ -147,7 +147,9 @@ def _show(source: str, report: dict[str, Any], table: list[dict[str, Any]]) -> N
     for row in table:
         values = [f"{k.removesuffix('_us').replace('_', ' ')} {v:.1f} us" for k, v in row.items() if k.endswith("_us")]
         where = f", device {row['device']}" if "device" in row else ""
-        say(f"  {row['metric']}{where}: " + (f"{row['count']} x, {', '.join(values)}" if row["count"] else "none"))
+        say(f"  {row['metric']}{where}: " + (f"{row['count']} x" if row["count"] else "none"))
+        if row["count"]:
+            say(f"    {', '.join(values)}")
     if report["dropped"] or report["warnings"]:
         say("")
     for key, n in report["dropped"].items():

@@ -37,13 +37,13 @@ def parse_us(raws: list[Any]) -> np.ndarray:
     odd = np.zeros(n, bool)
     odd[row[~(is_digit | minus | dot | (text == 44))]] = True
     whole = number - decimals
-    odd |= (number == 0) | (number > 19) | (decimals > 3) | (whole > 16)
+    odd |= (number == 0) | (decimals > 3) | (whole > 16)  # so at most 19 digits: within int64
     minus_at = np.flatnonzero(minus)
     negative = np.zeros(n, bool)
     negative[row[minus_at]] = True
     odd[row[minus_at[minus_at != starts[row[minus_at]]]]] = True
-    # 16 digits of microseconds are within _LARGEST only below 4.6e15.
-    odd |= (whole == 16) & (value[np.minimum(starts + negative, len(text) - 1)] >= 4)
+    # 16 digits of microseconds are within _LARGEST only below 4.6e15; a minus takes the slow way there as well.
+    odd |= (whole == 16) & (value[starts] >= 4)
     powers = 10 ** np.arange(19, dtype=np.int64)
     parts = np.where(is_digit, value, 0) * powers[np.minimum(place, 18)]
     total = np.add.reduceat(parts, starts) * powers[3 - np.minimum(decimals, 3)]
