@@ -274,3 +274,18 @@ def test_commands(tmp_path):
     ):
         failed = run.invoke(app, ["history", *wrong])
         assert failed.exit_code == 2 and said in failed.output
+
+
+def test_the_plan_of_another_exponent_follows_the_batch():
+    from workbench.experiments.fig66_batch_warmup import planned
+
+    table = pl.DataFrame({"batch": [8, 8, 32], "lr": [0.5, 1.0, 2.0]})
+    assert planned(table, 0.5, 0.5).to_list() == [1.0, 1.0, 2.0]
+    assert planned(table, 1.0, 0.5).to_list() == [1.0, 1.0, 4.0]
+
+
+def test_rates_are_tokens_between_reads():
+    from workbench.experiments.fig66_batch_warmup import rates
+
+    table = pl.DataFrame({"step": [1, 2, 3], "tokens": [10, 20, 40], "batch": [1, 1, 2], "seconds": [2.0, 2.0, 2.5]})
+    assert rates(table)["tokens_per_s"].to_list() == [10.0, 40.0]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from workbench.training import checkpoint
-from workbench.training.campaigns import segment_bounds, segmented, steps_of
+from workbench.training.campaigns import lbl_branch, segment_bounds, segmented, steps_of
 from workbench.training.config import TINY, RunConfig
 from workbench.training.corpus import Corpus, DataOrder, load_corpus, standard_library
 from workbench.training.run import Trainer, branch, branch_of, train
@@ -113,6 +113,18 @@ def test_a_branch_reloads_everything_and_changes_one_thing(text, tmp_path):
         branch(tmp_path / "a", 10, tmp_path / "c", lbl_coefficient=0.05)
     with pytest.raises(FileNotFoundError, match="step 7"):
         branch(tmp_path / "a", 7, tmp_path / "d", lr=1.0)
+
+
+def test_a_branch_campaign_keeps_both_arms_and_their_throughput(text, tmp_path):
+    said: list[str] = []
+    rows = lbl_branch(
+        config(text, 75), tmp_path, at_step=25, coefficient=0.005, device="cpu", progress=said.append
+    )  # fmt: skip
+    arms = {arm: [r["step"] for r in rows if r["arm"] == arm] for arm in ("original", "branch")}
+    assert arms == {"original": list(range(1, 76)), "branch": list(range(26, 76))}
+    timed = [(r["arm"], r["step"]) for r in rows if r["tokens_per_s"]]
+    assert timed == [("original", 25), ("original", 50), ("original", 75), ("branch", 50), ("branch", 75)]
+    assert len(said) == 5 and said[0].startswith("seed 0 original: step 25, ce ")
 
 
 def test_segments_overlap_and_repeat_their_losses(text, tmp_path):

@@ -20,7 +20,7 @@ REPORT_BRANCH_STEP = 17_000
 REPORT_LAST_STEP = 25_669
 REPORT_WINDOWS = ((17_001, 17_999), (24_000, 25_669))
 """Early and late windows of the archived histories."""
-METRICS = ("ce", "lbl", "load_max_over_mean", "confidence", "grad_norm")
+METRICS = ("ce", "lbl", "load_max_over_mean", "confidence", "grad_norm", "load_entropy", "dead_experts")
 LABELS = {
     "ce": "cross-entropy",
     "lbl": "LBL (1 is balance)",
@@ -170,7 +170,7 @@ def windows(table: pl.DataFrame, params: BranchParams) -> tuple[tuple[int, int],
     return (first, first + max(1, round(length * params.early)) - 1), (first + round(length * params.late), last)
 
 
-def window_table(result: Result, metrics: tuple[str, ...] = METRICS) -> pl.DataFrame:
+def window_table(result: Result, metrics: tuple[str, ...] = (*METRICS, "tokens_per_s")) -> pl.DataFrame:
     """Return medians with intervals per seed, arm and window."""
     import polars as pl
 

@@ -303,12 +303,11 @@ def _loss_checks(tables: dict[str, pl.DataFrame]) -> list[Check]:
     ]
 
 
-def planned(table: pl.DataFrame, alpha: float) -> pl.Series:
-    """Return the learning rate that a history's batch sizes ask for with another exponent, after its own warmup."""
-    import polars as pl
-
-    peak = table.filter(pl.col("batch") == pl.col("batch").first())["lr"].max()
-    return peak * (table["batch"] / table["batch"][0]) ** alpha  # type: ignore[operator]
+def planned(table: pl.DataFrame, alpha: float, recorded_alpha: float) -> pl.Series:
+    """Return the learning rate that a history's batch sizes ask for with another exponent, after the first warmup."""
+    growth = table["batch"] / table["batch"][0]
+    first = (table["lr"] / growth**recorded_alpha).max()
+    return first * growth**alpha  # type: ignore[operator]
 
 
 def draw(result: Result) -> go.Figure:
@@ -355,14 +354,18 @@ def draw(result: Result) -> go.Figure:
         has = set(table.columns)
         along = "tokens" if "tokens" in has else "step"
         for column, row, col, _label in places:
-            if column in has:
+            if column == "seconds" and column in has:
+                # All rows of one read of the metrics carry its time.
+                end = (table[column] != table[column].shift(-1)).fill_null(True).to_numpy()
+                line(table[column].to_numpy()[end], ce[end], row, col, name, **colour)
+            elif column in has:
                 line(table[column], ce, row, col, name, **colour)
         if "batch" in has:
             line(table[along], table["batch"], 2, 2, name, shape="hv", **colour)
         if "lr" in has:
-            line(table[along], table["lr"], 3, 1, name, **colour)
+            line(table[along], table["lr"], 3, 1, name, shape="hv", **colour)
             if "batch" in has and table["batch"].n_unique() > 1:
-                plan = planned(table, result.params.planned_alpha)
+                plan = planned(table, result.params.planned_alpha, result.params.alpha)
                 label = f"{name}: plan, alpha {result.params.planned_alpha:g}"
                 line(table[along], plan, 3, 1, label, shape="hv", dash="dot", **colour)
         if {"seconds", "tokens", "batch"} <= has:

@@ -25,16 +25,22 @@ SCRATCH_BYTES = 16 << 30
 Progress = Callable[[str], None]
 
 
-def _round(rows: list[dict[str, float]], **keys: Any) -> list[dict[str, Any]]:
+def _round(rows: list[dict[str, Any]], **keys: Any) -> list[dict[str, Any]]:
     return [keys | {k: float(f"{v:.7g}") if isinstance(v, float) else v for k, v in r.items()} for r in rows]
 
 
-def _say(label: str, progress: Progress | None) -> Callable[[dict[str, float]], None] | None:
-    if progress is None:
-        return None
-    return lambda row: progress(
-        f"{label}: step {row['step']}, ce {row['ce']:.3f}, lbl {row['lbl']:.3f}, {row['tokens_per_s']:.0f} tokens/s"
-    )
+def _say(label: str, progress: Progress | None, rates: dict[int, float]) -> Callable[[dict[str, float]], None]:
+    """Return a callback that keeps each read-back's tokens per second by step, and tells of it."""
+
+    def say(row: dict[str, float]) -> None:
+        rates[int(row["step"])] = row["tokens_per_s"]
+        if progress:
+            progress(
+                f"{label}: step {row['step']}, ce {row['ce']:.3f}, lbl {row['lbl']:.3f}, "
+                f"{row['tokens_per_s']:.0f} tokens/s"
+            )
+
+    return say
 
 
 def lbl_branch(
@@ -50,15 +56,23 @@ def lbl_branch(
     """Train an original run, branch it at `at_step` with another LBL coefficient, train both to the end.
 
     Returns:
-        History rows with ``seed`` and ``arm`` (``original`` or ``branch``).
+        History rows with ``seed`` and ``arm`` (``original`` or ``branch``), tokens per second where metrics were read.
     """
     original, branched = folder / "original", folder / "branch"
     how: dict[str, Any] = {"device": device, "graphs": graphs}
-    train(config, original, steps=at_step, progress=_say(f"seed {config.seed} original", progress), **how)
+    rates: dict[str, dict[int, float]] = {"original": {}, "branch": {}}
+    tell = {arm: _say(f"seed {config.seed} {arm}", progress, rates[arm]) for arm in rates}
+    train(config, original, steps=at_step, progress=tell["original"], **how)
     changed = branch(original, at_step, branched, lbl_coefficient=coefficient)
-    first = train(config, original, progress=_say(f"seed {config.seed} original", progress), **how)
-    second = train(changed, branched, progress=_say(f"seed {config.seed} branch", progress), **how)
-    return _round(first, seed=config.seed, arm="original") + _round(second, seed=config.seed, arm="branch")
+    histories = {
+        "original": train(config, original, progress=tell["original"], **how),
+        "branch": train(changed, branched, progress=tell["branch"], **how),
+    }
+    rows = []
+    for arm, history in histories.items():
+        timed = [r | {"tokens_per_s": rates[arm].get(int(r["step"]))} for r in history]
+        rows += _round(timed, seed=config.seed, arm=arm)
+    return rows
 
 
 def segment_bounds(steps: int, segments: int, overlap: int) -> list[tuple[int, int]]:

@@ -273,7 +273,7 @@ def train(
         keep: checkpoints that stay; 0 keeps all.
         read_every: steps between reading metrics back, the only host waits.
         graphs: replay steps as CUDA graphs, see `Trainer`.
-        progress: called with the newest row at each read-back.
+        progress: called at each read-back with the newest row and the tokens per second since the last one.
     Returns:
         The history, one dict a step.
     Raises:
@@ -286,14 +286,16 @@ def train(
             changed = sorted(k for k, v in config.as_dict().items() if meta["config"].get(k) != v)
             raise ValueError(f"{folder.name} holds another run; these parameters differ: {', '.join(changed)}")
     extra = {"branch": branch_of(folder)} if branch_of(folder) else {}
-    started, first = time.perf_counter(), trainer.tokens
+    since, first = time.perf_counter(), trainer.tokens
     while not trainer.done and (steps is None or trainer.step_count < steps):
         trainer.step()
         if trainer.step_count % read_every == 0:
             trainer.read_back()
+            now = time.perf_counter()
             if progress:
-                rate = useful_tokens_per_s_per_gpu(trainer.tokens - first, time.perf_counter() - started, 1)
+                rate = useful_tokens_per_s_per_gpu(trainer.tokens - first, now - since, 1)
                 progress(trainer.rows[-1] | {"tokens_per_s": rate})
+            since, first = now, trainer.tokens
         if checkpoint_every and trainer.step_count % checkpoint_every == 0:
             trainer.save(folder, keep=keep, extra=extra)
     trainer.save(folder, keep=keep, extra=extra)
