@@ -43,6 +43,13 @@ INK = "#767676"
 GRID = "rgba(128,128,128,0.22)"
 MONO = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
+WIDE_LABELS: dict[str, Any] = {
+    "title": {"xref": "container", "x": 0.02},
+    "legend": {"xref": "container", "x": 0.02, "yref": "container", "y": 0.005, "yanchor": "bottom"},
+    "margin": {"t": 90, "b": 110},
+}
+"""Layout of a figure whose long category names take half of a narrow page: title and legend start at its edge."""
+
 
 def template() -> go.layout.Template:
     """Return the project's plotly template: transparent, readable on light and dark backgrounds."""

@@ -42,7 +42,7 @@ def measured(drawn: Result, rows: list[dict]) -> Result:
 
 
 def test_model_claims_hold(drawn):
-    assert len(drawn.checks) == 3 and all(c.holds for c in drawn.checks)
+    assert len(drawn.checks) == 4 and all(c.holds for c in drawn.checks)
 
 
 def test_drops_equal_routing_every_route(drawn):
@@ -60,7 +60,7 @@ def test_drops_equal_routing_every_route(drawn):
 
 def test_measured_claims_hold_on_a_table_that_follows_its_rows(drawn):
     result = measured(drawn, measured_rows(drawn))
-    assert len(result.checks) == 9 and [c.claim for c in result.checks if not c.holds] == []
+    assert len(result.checks) == 10 and [c.claim for c in result.checks if not c.holds] == []
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,13 @@ def test_each_claim_can_fail(drawn, match, change, claim):
     rows = [r | change if all(r.get(k) == v for k, v in match.items()) else r for r in measured_rows(drawn)]
     bad = [c.claim for c in measured(drawn, rows).checks if c.fails]
     assert any(claim in c for c in bad), bad
+
+
+def test_skews_that_stop_short_of_a_trained_router_fail_the_claim():
+    result = load("tab14_mechanism_costs").run("model", skews=[0.0, 0.1], **SMALL)
+    assert tab14.trained_routers()[0] < tab14.trained_routers()[1]
+    assert [c.claim for c in result.checks if c.fails and "trained routers" in c.claim]
+    assert list(tab14.hottest_experts(result.params)) == [0.0, 0.1]
 
 
 def test_figures_draw_with_and_without_measurements(drawn):

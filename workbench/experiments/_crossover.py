@@ -163,6 +163,21 @@ def _wait_check(name: str, c: dict[str, Any], what: str) -> Check:
     )
 
 
+def crossovers(result: Result) -> list[dict[str, Any]]:
+    """One row per layer, passes and mode: crossover with its interval, where idle time begins, where memory ends."""
+    out = []
+    for c in curves(result):
+        steady = idle_us(c["rows"][-1])
+        out.append({
+            "layer": c["layer"], "passes": c["passes"], "mode": c["mode"], "crossover": said(c["critical"], c),
+            "from": said(c["low"], c), "to": said(c["high"], c),
+            f"idle > {IDLE:.0%} below": "" if c["idle"] is None else said(c["idle"], c),
+            "us idle per call at the largest": None if steady is None else round(steady),
+            f"{unit(result)} that fill the memory": None if c["limit"] is None else round(c["limit"]),
+        })  # fmt: skip
+    return out
+
+
 def draw_crossovers(result: Result) -> go.Figure:
     """Draw one panel per layer and passes: both times over the size, the crossover, and where the device idles."""
     import plotly.graph_objects as go
@@ -172,14 +187,14 @@ def draw_crossovers(result: Result) -> go.Figure:
     drawn = [c for c in curves(result) if result.params.replay or c["mode"] != "replay"]
     layers = list(dict.fromkeys(c["layer"] for c in drawn))
     passes = list(dict.fromkeys(c["passes"] for c in drawn))
-    titles = [f"{n}<br>{q}" if q else n for q in passes for n in layers]
-    fig = figure("Device time against submission time of one layer" if len(titles) > 1 else titles[0],
-                 rows=len(passes), cols=len(layers), height=170 + 290 * len(passes), shared_yaxes=True,
-                 vertical_spacing=0.14, horizontal_spacing=0.03,
-                 subplot_titles=titles if len(titles) > 1 else None)  # fmt: skip
+    eager = {(c["layer"], c["passes"]): c for c in drawn if c["mode"] == "eager"}
+    titles = [_title(n, q, eager.get((n, q))) for q in passes for n in layers]
+    fig = figure("Where device time meets submission time", rows=len(passes), cols=len(layers),
+                 height=190 + 290 * len(passes), shared_yaxes=True, vertical_spacing=0.22 / len(passes),
+                 horizontal_spacing=0.03, subplot_titles=titles)  # fmt: skip
     fig.update_annotations(font={"size": 12})
     # Sub-plot titles would sit under the legend.
-    fig.update_layout(legend={"y": -0.32 / len(passes), "yanchor": "top"}, margin={"t": 110})
+    fig.update_layout(legend={"yref": "container", "y": 0.005, "yanchor": "bottom"}, margin={"t": 125, "b": 130})
     style = {
         "eager": {"dash": "solid", "device": COLOURS["gpu_execute"], "submit": COLOURS["sync_wait"]},
         "replay": {"dash": "dash", "device": COLOURS["gpu_execute"], "submit": COLOURS["sync_wait"]},
@@ -205,18 +220,25 @@ def draw_crossovers(result: Result) -> go.Figure:
                 **where,
             )  # fmt: skip
             seen.add(name)
-    for panel in {(c["layer"], c["passes"]) for c in drawn}:
-        here = {c["mode"]: c for c in drawn if (c["layer"], c["passes"]) == panel}
-        where = {"row": passes.index(panel[1]) + 1, "col": layers.index(panel[0]) + 1}
-        if "eager" in here:
-            _mark(fig, here, where, COLOURS["idle"], INK)
+        _mark(fig, c, where, INK, unit(result), "crossover" not in seen)
+        seen.add("crossover")
+    for (layer, q), c in eager.items():
+        if c["idle"] is not None and c["tokens"][0] < c["idle"]:
+            where = {"row": passes.index(q) + 1, "col": layers.index(layer) + 1}
+            fig.add_vrect(x0=c["tokens"][0], x1=min(c["idle"], c["tokens"][-1]), fillcolor=COLOURS["idle"],
+                          opacity=0.22, line_width=0, layer="below", **where)  # fmt: skip
+    sizes = [float(v) for c in drawn for v in c["tokens"]]
+    fig.update_xaxes(type="log", dtick=1, range=[math.log10(min(sizes)) - 0.15, math.log10(max(sizes)) + 0.15])
     times = [float(v) / 1e3 for c in drawn for v in (*c["device"], *c["submit"])]
-    fig.update_xaxes(type="log", dtick=1)
-    # A decade and a half above the curves holds the panels' words.
-    fig.update_yaxes(type="log", dtick=1, range=[math.log10(min(times)) - 0.2, math.log10(max(times)) + 1.6])
+    fig.update_yaxes(type="log", dtick=1, range=[math.log10(min(times)) - 0.2, math.log10(max(times)) + 0.2])
     fig.update_xaxes(title=f"{unit(result)} per microbatch (log)", row=len(passes), col=(len(layers) + 1) // 2)
     fig.update_yaxes(title="time (ms, log)", col=1)
     return fig
+
+
+def _title(layer: str, passes: str, c: dict[str, Any] | None) -> str:
+    text = f"{layer}<br>{passes}" if passes else layer
+    return text if c is None else f"{text}: <b>{said(c['critical'], c)}</b>"
 
 
 def _hover(row: dict[str, Any]) -> str:
@@ -229,19 +251,23 @@ def _hover(row: dict[str, Any]) -> str:
     return text
 
 
-def _mark(fig: go.Figure, here: dict[str, dict[str, Any]], where: Any, band: str, ink: str) -> None:
-    c = here["eager"]
-    first, last = c["tokens"][0], c["tokens"][-1]
-    if c["idle"] is not None and first < c["idle"]:
-        fig.add_vrect(x0=first, x1=min(c["idle"], last), fillcolor=band, opacity=0.22, line_width=0, **where)
-    lines = [f"crossover <b>{said(c['critical'], c)}</b>"]
-    if first < c["critical"] <= last:
-        lines.append(f"({said(c['low'], c)} to {said(c['high'], c)})")
-        fig.add_vline(x=c["critical"], line={"color": ink, "dash": "dot"}, layer="below", **where)
-    lines += [f"{m} {said(here[m]['critical'], here[m])}" for m in CHEAPER if m in here]
+def _mark(fig: go.Figure, c: dict[str, Any], where: Any, ink: str, what: str, legend: bool) -> None:
+    """Mark a crossover that was reached, its interval as bars."""
+    import numpy as np
+
+    at, first, last = c["critical"], c["tokens"][0], c["tokens"][-1]
+    if not first < at <= last:
+        return
+    height = float(np.exp(np.interp(np.log(at), np.log(c["tokens"]), np.log(c["submit"]))))
+    text = f"{c['mode']}: crossover {interval(c)} {what}"
     if c["idle"] is not None:
-        lines.append(f"idle > {IDLE:.0%} below {said(c['idle'], c)}" + (": the wait" if c["waits"] else ""))
+        text += f"<br>idle above {IDLE:.0%} below {said(c['idle'], c)}"
+        text += "<br>a host wait in every call empties the queue" if c["waits"] else ""
     if c["limit"]:
-        lines.append(f"{c['limit']:,.0f} fill the memory")
-    fig.add_annotation(text="<br>".join(lines), x=0.03, y=0.97, xref="x domain", yref="y domain", xanchor="left",
-                       yanchor="top", showarrow=False, align="left", font={"size": 11}, **where)  # fmt: skip
+        text += f"<br>activations of {c['limit']:,.0f} {what} fill the memory"
+    fig.add_scatter(
+        x=[at], y=[height / 1e3], mode="markers", name="crossover, 95%", legendgroup="crossover", showlegend=legend,
+        marker={"color": ink, "size": 10, "symbol": "diamond"},
+        error_x={"array": [min(c["high"], last) - at], "arrayminus": [at - c["low"]], "color": ink, "thickness": 1.5},
+        hovertemplate=text + "<extra></extra>", **where,
+    )  # fmt: skip

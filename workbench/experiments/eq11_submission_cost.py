@@ -14,13 +14,6 @@ if TYPE_CHECKING:
 TERMS = ("fixed", "launch", "operator", "view", "module")
 NEAR = 0.25
 """Distance at which a fitted cost counts as that of an operator which was not in the fit."""
-MEANING = {
-    "fixed": "fixed cost of a region",
-    "launch": "t_launch, one kernel launch",
-    "operator": "framework, one operator that launches",
-    "view": "framework, one operator that launches nothing",
-    "module": "bookkeeping, one Python module call",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +150,7 @@ def draw(result: Result) -> go.Figure:
     t = _part(result, "family")
     measured = t["submit_us_p20"].to_numpy()
     fitted = measured - f.residuals
-    fig = figure("Submission time, measured and by Equation 11", rows=2, height=620, row_heights=[0.7, 0.3])
+    fig = figure("Submission time, measured and by Equation 11", rows=2, height=680, row_heights=[0.7, 0.3])
     units = t["region"].str.replace(r"^\d+ x ", "")
     for i, unit in enumerate(units.unique(maintain_order=True)):
         at = (units == unit).to_numpy()
@@ -178,20 +171,21 @@ def draw(result: Result) -> go.Figure:
     fig.add_trace(
         go.Scatter(x=[0, top], y=[0, top], mode="lines", line={"color": GRID}, showlegend=False), row=1, col=1
     )
-    lines = [
-        f"{MEANING[k]}: <b>{c:.2f}</b> us ({a:.2f} to {b:.2f})"
-        for k, c, a, b in zip(TERMS, f.coefficients, f.low, f.high)
-    ]
+    lines = [f"{k} <b>{c:.2f}</b> us ({a:.2f} to {b:.2f})" for k, c, a, b in zip(TERMS, f.coefficients, f.low, f.high)]
+    # The lower right of the panel is free: points lie on its diagonal.
     fig.add_annotation(
         text="<br>".join(lines),
-        xref="paper",
-        yref="paper",
-        x=0.02,
-        y=0.98,
+        xref="x domain",
+        yref="y domain",
+        x=0.99,
+        y=0.03,
         showarrow=False,
-        align="left",
-        yanchor="top",
+        align="right",
+        xanchor="right",
+        yanchor="bottom",
+        font={"size": 12},
     )
+    fig.update_layout(legend={"yref": "container", "y": 0.005, "yanchor": "bottom"}, margin={"t": 80, "b": 130})
     fig.update_yaxes(title="measured, p20 (us)", row=1, col=1)
     fig.update_yaxes(title="residual (us)", row=2, col=1)
     fig.update_xaxes(title="fitted (us)", row=2, col=1)

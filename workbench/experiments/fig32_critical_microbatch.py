@@ -232,7 +232,7 @@ def _draw_schematic(result: Result) -> go.Figure:
     from workbench.plotting import COLOURS, SERIES, figure
 
     p, table = result.params, result.table
-    fig = figure("Schematic: where does each GPU stop running dry?", height=480)
+    fig = figure("Schematic: where does each GPU stop running dry?", height=540)
     devices = table.filter(pl.col("kind") == "device")
     hues = (SERIES[0], SERIES[3], SERIES[2])
     for colour, name in zip(hues, devices["layer"].unique(maintain_order=True)):
@@ -240,7 +240,7 @@ def _draw_schematic(result: Result) -> go.Figure:
         fig.add_scatter(x=part["microbatch"], y=part["time"], mode="lines", name=f"{name} execution",
                         line={"color": colour, "width": 3})  # fmt: skip
         fig.add_scatter(x=part["microbatch"][-1:], y=part["time"][-1:], mode="markers+text", showlegend=False,
-                        text=[f" {name} memory"], textposition="middle right", cliponaxis=False,
+                        text=[f"{name} memory"], textposition="top center", cliponaxis=False,
                         marker={"color": colour, "symbol": "line-ns-open", "size": 14})  # fmt: skip
     for name, dash, shown in (("eager", "solid", True), ("replay", "dash", p.replay)):
         part = table.filter((pl.col("kind") == "submit") & (pl.col("layer") == name))
@@ -261,6 +261,7 @@ def _draw_schematic(result: Result) -> go.Figure:
                 + ("" if reached else ", beyond its memory") + "<extra></extra>",
             )
         )  # fmt: skip
+    fig.update_layout(legend={"yref": "container", "y": 0.005, "yanchor": "bottom"}, margin={"t": 80, "b": 140})
     fig.update_xaxes(title="microbatch size (figure units)", range=[0, 16])
     fig.update_yaxes(title="time per microbatch (figure units)", rangemode="tozero")
     return fig

@@ -118,7 +118,7 @@ def draw(result: Result) -> go.Figure:
     """Draw the device time that each microsecond of submission buys; at 1 headroom neither grows nor shrinks."""
     import plotly.graph_objects as go
 
-    from workbench.plotting import COLOURS, INK, figure
+    from workbench.plotting import COLOURS, INK, WIDE_LABELS, figure
 
     colours = {"builds": "gpu_execute", "consumes": "cpu_submit", "stops": "sync_wait"}
     rows = sorted(result.table.to_dicts(), key=lambda r: r["device_us_p50"] / r["submit_us_p50"])
@@ -143,13 +143,14 @@ def draw(result: Result) -> go.Figure:
                 "report: %{customdata[1]}; %{customdata[2]} device operations<extra></extra>",
             )
         )
-    fig.add_vline(x=1, line={"color": INK, "dash": "dash"})
+    fig.add_vline(x=1, line={"color": INK, "dash": "dash"}, layer="below")
     # Annotations take log10 of a log axis's value.
     fig.add_annotation(x=0, y=1, yref="paper", text="break-even", showarrow=False, xanchor="left", yanchor="bottom")
     top = max(r["device_us_p50"] / r["submit_us_p50"] for r in rows)
     fig.update_xaxes(
         type="log", dtick=1, title="device us per submission us (log)", range=[-2.1, math.log10(top) + 0.8]
     )
+    fig.update_layout(WIDE_LABELS)
     fig.update_yaxes(categoryorder="array", categoryarray=[r["operation"] for r in rows])
     return fig
 

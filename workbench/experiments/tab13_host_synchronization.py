@@ -92,10 +92,10 @@ def draw(result: Result) -> go.Figure:
     """Draw the host time of each pattern behind the spin kernel."""
     import plotly.graph_objects as go
 
-    from workbench.plotting import COLOURS, figure
+    from workbench.plotting import COLOURS, WIDE_LABELS, figure
 
     rows = result.table.sort("host_us_p50", descending=False).to_dicts()
-    fig = figure("How long the host is held when the device is busy", height=120 + 22 * len(rows))
+    fig = figure("How long the host is held when the device is busy", height=170 + 22 * len(rows))
     for waited, colour, name in ((True, "sync_wait", "host waited"), (False, "cpu_submit", "host went on")):
         part = [r for r in rows if bool(r["waited"]) == waited]
         fig.add_trace(
@@ -123,7 +123,8 @@ def draw(result: Result) -> go.Figure:
                 "report: %{customdata[1]}<br>instead: %{customdata[2]}<extra></extra>",
             )
         )
-    fig.update_xaxes(type="log", dtick=1, title="host time of the call behind a busy device (us, log)")
+    fig.update_xaxes(type="log", dtick=1, title="host time (us, log)")
+    fig.update_layout(WIDE_LABELS)
     fig.update_yaxes(
         categoryorder="array", categoryarray=[r["pattern"] for r in rows], tickfont={"family": "monospace", "size": 11}
     )

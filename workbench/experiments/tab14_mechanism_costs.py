@@ -56,6 +56,35 @@ def _drop_row(params: MechanismCostsParams, skew: float, factor: float, drop: fl
     }  # fmt: skip
 
 
+def hottest_experts(params: MechanismCostsParams) -> dict[float, float]:
+    """Per skew, the load of the most wanted expert over the mean, in the drawn routes of all ranks."""
+    import numpy as np
+
+    loads = {s: np.bincount(_routes(params, s).ravel(), minlength=params.num_experts) for s in params.skews}
+    return {s: float(n.max() / n.mean()) for s, n in loads.items()}
+
+
+def trained_routers() -> tuple[float, float] | None:
+    """Least and greatest load of the most wanted expert over the mean, by layer and run of the recorded LBL branch.
+
+    Medians of the last tenth of each run. None where no such run is recorded.
+    """
+    import polars as pl
+
+    from workbench.experiment import load
+
+    branch = load("fig45_lbl_branch")
+    if branch.recording is None:
+        return None
+    table = branch.run("recorded").table
+    names = [c for c in table.columns if c.startswith("load_max_over_mean_")]
+    if not names:
+        return None
+    late = table.filter(pl.col("step") > pl.col("step").max().over("seed", "arm") * 0.9)
+    found = late.group_by("seed", "arm").agg(pl.col(names).median()).select(names).to_numpy()
+    return float(found.min()), float(found.max())
+
+
 def model(params: MechanismCostsParams) -> list[dict[str, Any]]:
     """Drops and capacity use of drawn routes, on the CPU."""
     import numpy as np
@@ -246,6 +275,16 @@ def checks(result: Result) -> list[Check]:
             Check("balanced routes fit the default factor of 1.25 without a drop", by[0.0, 1.25]["drop_rate"] == 0,
                   f"{by[0.0, 1.25]['drop_rate']:.2%}; skew {skews[-1]:g}: {by[skews[-1], 1.25]['drop_rate']:.1%}")
         )  # fmt: skip
+    trained, drawn = trained_routers(), hottest_experts(result.params)
+    if trained:
+        text = ", ".join(f"skew {s:g}: {drawn[s]:.1f}x" for s in skews)
+        out.append(
+            Check(
+                "the drawn skews span trained routers: the hottest expert's load over the mean",
+                drawn[skews[0]] <= trained[0] and trained[1] <= drawn[skews[-1]],
+                f"{text}; layers of the trained model of fig45_lbl_branch: {trained[0]:.1f}x to {trained[1]:.1f}x",
+            )
+        )
     most = by[skews[0], factors[-1]]
     out.append(
         Check(
@@ -305,26 +344,32 @@ def draw(result: Result) -> go.Figure:
     measured = any(r["part"] == "metadata" for r in rows)
     titles = ["Routes dropped", "Capacity memory used"]
     if measured:
-        titles += ["Metadata in a routed block's forward", "Time on valid rows over time on all rows"]
+        titles += ["Metadata, share of a forward", "Time, valid rows / all rows"]
     fig = figure("What the mechanisms of Table 14 cost", rows=2 if measured else 1, cols=2,
-                 height=720 if measured else 430, shared_xaxes=False, vertical_spacing=0.2, horizontal_spacing=0.12,
+                 height=780 if measured else 450, shared_xaxes=False, vertical_spacing=0.2, horizontal_spacing=0.12,
                  subplot_titles=titles)  # fmt: skip
+    fig.update_annotations(font={"size": 12})
+    hottest = hottest_experts(result.params)
     drops = [r for r in rows if r["part"] == "drops"]
     for colour, skew in zip(SERIES, sorted({r["skew"] for r in drops})):
+        name = f"skew {skew:g}: {hottest[skew]:.1f}x"
+        load = f"skew {skew:g}, hottest expert {hottest[skew]:.1f}x the mean"
         part = sorted((r for r in drops if r["skew"] == skew), key=lambda r: r["capacity_factor"])
         for column, key in ((1, "drop_rate"), (2, "capacity_use")):
             fig.add_scatter(
                 x=[r["capacity_factor"] for r in part], y=[r[key] for r in part], mode="lines+markers",
-                name=f"skew {skew:g}", legendgroup=f"skew {skew:g}", showlegend=column == 1, line={"color": colour},
+                name=name, legendgroup=name, showlegend=column == 1, line={"color": colour},
                 customdata=[r["bytes"] / 2**20 for r in part],
-                hovertemplate="factor %{x}: %{y:.2%}<br>%{customdata:.0f} MiB per block and microbatch<extra></extra>",
+                hovertemplate=load + "<br>factor %{x}: %{y:.2%}<br>%{customdata:.0f} MiB per block and microbatch"
+                "<extra></extra>",
                 row=1, col=column,
             )  # fmt: skip
         fig.update_yaxes(tickformat=".0%", row=1)
     fig.update_xaxes(title="capacity factor", row=1)
     if measured:
         _draw_measured(fig, rows)
-    fig.update_layout(legend={"y": -0.12 if measured else -0.25, "yanchor": "top"}, margin={"t": 90})
+    fig.update_layout(legend={"yref": "container", "y": 0.005, "yanchor": "bottom"},
+                      margin={"t": 100, "b": 170 if measured else 110})  # fmt: skip
     return fig
 
 
@@ -333,22 +378,27 @@ def _draw_measured(fig: go.Figure, rows: list[dict[str, Any]]) -> None:
 
     shares = metadata_share(rows)
     fig.add_bar(
-        x=[f"{t} tokens" for t in shares], y=[s for _, s in shares.values()], showlegend=False,
-        text=[f"{us:.0f} us, {s:.1%}" for us, s in shares.values()], textposition="outside", cliponaxis=False,
-        marker={"color": COLOURS["cpu_submit"]}, hovertemplate="%{x}: %{y:.2%}<extra>metadata</extra>", row=2, col=1,
+        x=[f"{t:,}" for t in shares], y=[s for _, s in shares.values()], showlegend=False,
+        text=[f"{us:.0f} us<br>{s:.1%}" for us, s in shares.values()], textposition="outside", cliponaxis=False,
+        marker={"color": COLOURS["cpu_submit"]}, hovertemplate="%{x} tokens: %{y:.2%}<extra>metadata</extra>",
+        row=2, col=1,
     )  # fmt: skip
     tails = [r for r in rows if r["part"] == "tail"]
     tokens = max(r["tokens"] for r in tails)
     factors = sorted({r["capacity_factor"] for r in tails})
     for colour, what in zip(SERIES[4:] + SERIES, dict.fromkeys(r["what"] for r in tails)):
-        fig.add_bar(x=[f"factor {f:g}" for f in factors], y=[_ratio(rows, what, tokens, f) for f in factors], name=what,
-                    marker={"color": colour}, hovertemplate="%{x}: %{y:.2f}<extra>" + what + "</extra>",
+        fig.add_bar(x=[f"{f:g}" for f in factors], y=[_ratio(rows, what, tokens, f) for f in factors], name=what,
+                    marker={"color": colour}, hovertemplate="factor %{x}: %{y:.2f}<extra>" + what + "</extra>",
                     row=2, col=2)  # fmt: skip
-    fig.add_scatter(x=[f"factor {f:g}" for f in factors], y=[1 / f for f in factors], mode="markers",
-                    name="share of rows that is valid", row=2, col=2,
-                    marker={"symbol": "line-ew-open", "size": 110, "color": INK, "line": {"width": 2}})  # fmt: skip
-    fig.update_yaxes(tickformat=".0%", title="share of device time", row=2, col=1, rangemode="tozero")
-    fig.update_yaxes(title=f"ratio at {tokens} tokens", row=2, col=2, rangemode="tozero")
+    fig.add_bar(x=[f"{f:g}" for f in factors], y=[1 / f for f in factors], name="share of rows that is valid",
+                marker={"color": "rgba(0,0,0,0)", "line": {"color": INK, "width": 2}},
+                hovertemplate="factor %{x}: %{y:.2f}<extra>valid rows</extra>", row=2, col=2)  # fmt: skip
+    fig.update_xaxes(type="category", title="capacity factor", row=2, col=2)
+    fig.update_xaxes(type="category", title="tokens per rank", row=2, col=1)
+    # The words above the bars need room.
+    top = 1.25 * max(s for _, s in shares.values())
+    fig.update_yaxes(tickformat=".0%", title="share of device time", row=2, col=1, range=[0, top])
+    fig.update_yaxes(title=f"at {tokens:,} tokens", row=2, col=2, rangemode="tozero")
 
 
 EXPERIMENT = Experiment(
