@@ -12,6 +12,7 @@ import workbench
 from workbench.experiments._traces import MAX_BOXES, longest_idle, trace_figure, trace_rows, view_arguments
 from workbench.traces import TraceError, read
 from workbench.traces.idle import Analysis
+from workbench.widgets.file_drop import MAX_BYTES, FileDrop
 from workbench.widgets.trace_panel import TracePanel
 
 K = 1_000
@@ -96,5 +97,29 @@ def test_panel_answers_and_says_what_is_wrong(tmp_path):
 def test_panel_takes_a_dropped_file(tmp_path):
     panel = TracePanel()
     content = write(tmp_path, stacked()).read_bytes()
-    panel._dropped({"new": ({"name": "dropped.json", "content": memoryview(content)},)})
-    assert panel.message.value.startswith("dropped.json: not sync-free")
+    panel.drop.take({"at": 0, "size": len(content), "name": f"{HOSTILE}.json"}, [memoryview(content)])
+    assert panel.message.value.startswith(f"{HOSTILE}.json: not sync-free")
+
+
+def test_a_dropped_file_comes_in_pieces_and_is_gone_afterwards():
+    seen = []
+    drop = FileDrop(lambda path, name: seen.append((path, name, path.read_bytes())))
+    for at, piece in ((0, b"abc"), (3, b"defg"), (7, b"h")):
+        assert seen == []
+        drop.take({"at": at, "size": 8, "name": "../../x.json.gz"}, [piece])
+    ((path, name, content),) = seen
+    assert content == b"abcdefgh" and name == "../../x.json.gz" and path.name == "dropped.gz" and not path.exists()
+    drop.take({"at": 0, "size": 0, "name": "empty"}, [b""])
+    assert seen[1][1:] == ("empty", b"")
+
+
+def test_pieces_that_do_not_fit_are_refused_and_the_next_file_is_taken(monkeypatch):
+    seen, told = [], []
+    drop = FileDrop(lambda path, name: seen.append(name))
+    monkeypatch.setattr(drop, "send", told.append)
+    drop._received(drop, {"at": 3, "size": 8, "name": "late"}, [b"abc"])
+    drop._received(drop, {"at": 0, "size": 2, "name": "long"}, [b"abc"])
+    drop._received(drop, {"at": 0, "size": MAX_BYTES + 1, "name": "huge"}, [b"abc"])
+    drop._received(drop, {"at": 0, "size": 3, "name": "good"}, [b"abc"])
+    assert [bool(t["error"]) for t in told] == [True, True, True, False] and seen == ["good"]
+    assert "do not follow" in told[0]["error"] and "expected at most" in told[2]["error"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,8 @@ class TracePanel:
     def __init__(self, result: Any = None) -> None:
         import ipywidgets as w
 
+        from workbench.widgets.file_drop import FileDrop
+
         self.analysis: Any = None
         self.window: Any = None
         self.replay: Any = None
@@ -43,7 +44,7 @@ class TracePanel:
         self.path = w.Text(
             placeholder="path of a .json, .json.gz or .sqlite trace", description="trace", continuous_update=False
         )
-        self.upload = w.FileUpload(accept=".json,.gz,.sqlite", multiple=False, description="or drop a file")
+        self.drop = FileDrop(self.open, label="a trace", accept=".json,.gz,.sqlite")
         self.message = w.Text(disabled=True, description="state", layout={"width": "98%"})
         self.waits = w.Dropdown(options=["none", "all"], value="none", description="remove waits", style=WIDE)
         slider = {"min": 0.0, "max": 2.0, "step": 0.05, "value": 1.0, "continuous_update": False}
@@ -59,11 +60,10 @@ class TracePanel:
         for control in (self.waits, self.host, self.device, self.merge):
             control.observe(self._changed, names="value")
         self.path.observe(self._path_given, names="value")
-        self.upload.observe(self._dropped, names="value")
         self.save.on_click(self._save)
         self.box = w.VBox(
             [
-                w.HBox([self.path, self.upload]),
+                w.VBox([self.path, self.drop]),
                 self.message,
                 w.HBox([self.waits, self.merge]),
                 w.HBox([self.host, self.device]),
@@ -80,13 +80,6 @@ class TracePanel:
     def _path_given(self, change: Any) -> None:
         if change["new"].strip():
             self.open(Path(change["new"].strip()).expanduser())
-
-    def _dropped(self, change: Any) -> None:
-        for item in change["new"]:
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / f"dropped{Path(item['name']).suffix or '.json'}"
-                path.write_bytes(bytes(item["content"]))
-                self.open(path, item["name"])
 
     def open(self, path: Path, name: str | None = None) -> None:
         """Read a trace and show it; what is wrong with it is said in the panel."""
