@@ -1,17 +1,19 @@
 """Small cases of every op and of the routed block, for compute-sanitizer; each result is compared with the reference.
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 python3 scripts/sanitize.py
-    compute-sanitizer --tool racecheck --error-exitcode 9 --kernel-regex kns=_kernel python3 scripts/sanitize.py --own
+    compute-sanitizer --tool racecheck --error-exitcode 9 $(python3 scripts/sanitize.py --names) \\
+        python3 scripts/sanitize.py --own
 
 Without its cache, torch's allocator gives each tensor memory of its own, so that an access past a tensor is seen.
-`--own` leaves out what runs kernels of others (torch's grouped product, the synchronized path).
+`--own` leaves out kernels of others that races could be looked for in (torch's grouped product, the synchronized path)
+and the second stream: the race checker aborts where kernels of two streams overlap. `--names` prints the checker's
+filter for our kernels.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
@@ -29,6 +31,8 @@ from moe_kernels.testing import nan_filled, offsets_of
 from moe_kernels.transport import VirtualTransport
 
 GPU = torch.device("cuda", 0)
+KERNELS = ("_combine_", "_dispatch_kernel", "_gemm_kernel", "_wgrad_kernel", "_route_kernel", "_reduce_kernel",
+           "_backward_kernel", "_forward_kernel", "_count_kernel", "_scan_kernel", "_map_kernel")  # fmt: skip
 DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -114,14 +118,17 @@ def routing(dtype: torch.dtype, gating: str, experts: int, top_k: int) -> None:
         agree(f"router {gating} {dtype} {top_k} of {experts}, gradient of {name}", g, w, 2e-2)
 
 
-def block(path: str, ranks: int, factor: float, dtype: torch.dtype) -> None:
+def block(path: str, ranks: int, factor: float, dtype: torch.dtype, shared_mode: str) -> None:
     """The routed block, forward and backward, against its reference implementation on the same path."""
-    config = BlockConfig(width=64, expert_width=32, num_experts=8, top_k=2, capacity_factor=factor, shared_width=32)
+    config = BlockConfig(
+        width=64, expert_width=32, num_experts=8, top_k=2, capacity_factor=factor, shared_width=32,
+        shared_mode=shared_mode,
+    )  # fmt: skip
     results = []
     for impl in (None, "reference"):
         options = {"transport": VirtualTransport(ranks, "cuda")} if path == "rowwise" else {}
         one = RoutedBlock(
-            replace(config), path=path, seed=1, device="cuda", dtype=dtype, impl=impl, grouped_gemm=impl, **options
+            config, path=path, seed=1, device="cuda", dtype=dtype, impl=impl, grouped_gemm=impl, **options
         )
         torch.manual_seed(7)
         x = torch.randn(48, 64, device=GPU).to(dtype).requires_grad_()
@@ -135,7 +142,12 @@ def block(path: str, ranks: int, factor: float, dtype: torch.dtype) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--own", action="store_true", help="only cases whose kernels are ours")
-    own = parser.parse_args().own
+    parser.add_argument("--names", action="store_true", help="print the filter for our kernels and stop")
+    args = parser.parse_args()
+    if args.names:
+        print(*(f"--kernel-name kns={name}" for name in KERNELS))
+        return
+    own, shared = args.own, "before_wait" if args.own else "stream"
     torch.manual_seed(0)
     routes(0, 4, 2, 1)
     routes(300, 5, 2, 90)
@@ -150,10 +162,10 @@ def main() -> None:
     routing(torch.float32, "softmax", 128, 8)
     for dtype in DTYPES:
         for ranks, factor in ((1, 1.25), (4, 8.0), (4, 0.5)):
-            block("rowwise", ranks, factor, dtype)
-        block("no_ep", 1, 1.25, dtype)
+            block("rowwise", ranks, factor, dtype, shared)
+        block("no_ep", 1, 1.25, dtype, shared)
     if not own:
-        block("synchronized", 1, 1.25, torch.bfloat16)
+        block("synchronized", 1, 1.25, torch.bfloat16, shared)
     torch.cuda.synchronize()
     print("all cases agree")
 
