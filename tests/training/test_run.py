@@ -200,7 +200,7 @@ def test_graph_replays_train_like_eager_steps(text):
     assert {r["batch"] for r in replayed} == {8, 16, 24}
     assert [r["lr"] for r in replayed] == [r["lr"] for r in eager]
     assert replayed[0]["ce"] == pytest.approx(eager[0]["ce"], abs=1e-6), "capturing left no trace in the state"
-    # Atomic additions of the attention backward differ from run to run; eager against eager is the yardstick.
+    # Eager against eager is the yardstick, should a kernel of the backward add in no fixed order.
     noise = max(abs(a["ce"] - b["ce"]) for a, b in zip(eager, again))
     assert max(abs(a["ce"] - b["ce"]) for a, b in zip(eager, replayed)) <= 4 * noise + 2e-3
 

@@ -287,6 +287,7 @@ def _loss_checks(tables: dict[str, pl.DataFrame]) -> list[Check]:
         "the warmup takes far fewer steps than the small batch",
         "at equal tokens the warmup ends below the fixed large batch",
         "at equal tokens the warmup keeps the loss of the small batch",
+        "when the warmup ends, the small batch is still above it at that wall time",
     )
     if not set(SCHEDULES) <= set(tables):
         return [Check(claim, None, "needs the runs warmup, fixed large and fixed small") for claim in claims]
@@ -300,7 +301,22 @@ def _loss_checks(tables: dict[str, pl.DataFrame]) -> list[Check]:
         Check(claims[0], warm["steps"] < 0.5 * small["steps"], text),
         Check(claims[1], warm["high"] < large["low"], text),
         Check(claims[2], kept, text, "" if kept else why),
+        _equal_time_check(claims[3], tables, warm),
     ]
+
+
+def _equal_time_check(claim: str, tables: dict[str, pl.DataFrame], warm: dict[str, Any]) -> Check:
+    from workbench.training.histories import window_median
+
+    small, end = tables["fixed small"], float(tables["warmup"]["seconds"].max())  # type: ignore[arg-type]
+    then = small.filter((small["seconds"] > 0.95 * end) & (small["seconds"] <= end))["step"]
+    if not len(then) or small["seconds"].max() < end:  # type: ignore[operator]
+        return Check(claim, None, f"the small batch has no step at {end:.1f} s")
+    found = window_median(small, "ce", int(then.min()), int(then.max()))  # type: ignore[arg-type]
+    text = f"at {end:.1f} s: warmup {warm['median']:.3f}, fixed small {found['median']:.3f} " \
+           f"[{found['low']:.3f}, {found['high']:.3f}]"  # fmt: skip
+    ahead = found["low"] > warm["high"]
+    return Check(claim, ahead, text, "" if ahead else "wall time on this machine, where large batches gain less")
 
 
 def planned(table: pl.DataFrame, alpha: float, recorded_alpha: float) -> pl.Series:
@@ -396,7 +412,7 @@ EXPERIMENT = ArchiveExperiment(
     checks=checks,
     measure=measure,
     read=read,
-    recording="2026-11-29_cpu_5c3a259",
+    recording="2026-11-29_h200_9bc0ffa",
     needs="one CUDA GPU, or tiny=True",
     live_on_cpu=True,
 )
