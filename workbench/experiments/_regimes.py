@@ -5,6 +5,7 @@ Source: report, Section 8.1 and Appendix B.5 (Figures 74 and 75).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,56 @@ BINS = 240
 """Of the utilisation band and the headroom curve."""
 MERGE_NS = 3_000
 """Device work with smaller gaps is drawn as one box: kernels follow each other within about a microsecond."""
+
+
+def capture_rows(paths: Mapping[str, Path], microbatch: str) -> list[dict[str, Any]]:
+    """Return the rows of `analyse` and `kernels` for captures that are shown together, by name of their variant."""
+    rows: list[dict[str, Any]] = []
+    summaries: dict[str, dict[str, Any]] = {}
+    for variant, path in paths.items():
+        captured = [{"variant": variant, **r} for r in analyse(path, microbatch)]
+        rows += captured
+        summaries[variant] = captured[-1]
+    # Equal width everywhere, or the strips could not be compared.
+    width = max(s["zoom_us"] for s in summaries.values())
+    for variant, summary in summaries.items():
+        found = kernels(paths[variant], microbatch, summary["zoom_start_us"], width)
+        rows += [{"variant": variant, **r} for r in found]
+        summary["zoom_us"] = width
+    return rows
+
+
+def skew_rows(paths: Sequence[Path], microbatch: str) -> list[dict[str, Any]]:
+    """Return how far the ranks lie apart in one captured microbatch; `paths` in rank order.
+
+    Parts: ``collective`` and ``block start`` (one row each: who came last, by how much), ``rank`` (one per rank: time
+    in collectives, of which waiting for peers).
+    """
+    from workbench.traces.idle import Analysis
+    from workbench.traces.kineto import read_kineto
+    from workbench.traces.ranges import find_ranges
+    from workbench.traces.skew import collective_skew, start_skew
+
+    analyses = [Analysis(read_kineto(p)) for p in paths]
+    wholes = [find_ranges(a, f"^{microbatch}$") for a in analyses]
+    windows = [(int(w.host_start_ns[0]), int(w.host_end_ns[0])) for w in wholes]
+    together = collective_skew(analyses, windows)
+    rows = [
+        {"part": "collective", "label": c["name"], "block": c["index"], "skew_us": round(c["skew_us"], 3),
+         "last_rank": c["last"], "duration_us": round(c["duration_us"], 3)}
+        for c in together
+    ]  # fmt: skip
+    for pattern in (r"^block \d+ forward$", r"^block \d+ backward$"):
+        rows += [
+            {"part": "block start", "label": s["name"], "block": int(s["name"].split()[1]),
+             "skew_us": round(s["skew_us"], 3), "last_rank": s["last"]}
+            for s in start_skew(analyses, pattern, windows)
+        ]  # fmt: skip
+    for rank in range(len(paths)):
+        waited = sum(c["waited_us"][rank] for c in together)
+        rows.append({"part": "rank", "rank": rank, "collectives": len(together), "peer_wait_us": round(waited, 3),
+                     "communication_us": round(waited + sum(c["duration_us"] for c in together), 3)})  # fmt: skip
+    return rows
 
 
 def analyse(path: Path, microbatch: str, zoom_blocks: tuple[int, int] = (3, 5)) -> list[dict[str, Any]]:

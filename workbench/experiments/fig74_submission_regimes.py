@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -42,26 +41,14 @@ class RegimesParams(Params):
 
 def measure(params: RegimesParams, recorder: Any) -> list[dict[str, Any]]:
     """Time whole steps over process restarts, then capture every variant in this process."""
-    from workbench.experiments._regimes import analyse, kernels
-    from workbench.measure.regimes import Bench, in_new_process, packed
+    from workbench.experiments._regimes import capture_rows
+    from workbench.measure.regimes import Bench, in_new_process, packed, trace_name
 
     options = {
         "experts": params.experts, "grouped_gemm": None, "seed": 0, "microbatches": 1, "visits": params.visits,
         "sizes": [[params.sequences, length] for length in params.lengths],
     }  # fmt: skip
-    recorder.set(
-        "protocol",
-        timer="perf_counter_ns around one whole step, device synchronised before and after",
-        warmup="1 step of each variant and size in each process",
-        repeats=params.processes * params.visits,
-        restarts=params.processes,
-        order="variants interleaved: A B C D, then D C B A",
-        profiler="one more step of three microbatches after a warm-up step; CPU and CUDA activities, no stacks",
-        cut=f"captures keep {MICROBATCH} of three from the host's start to the end of its device work: device "
-        "operations, their launches, waits, stream waits, named ranges; operators and other arguments are left out",
-    )
-    recorder.set("precision", parameter="bfloat16", activation="bfloat16", accumulation="float32",
-                 optimizer="bfloat16 AdamW states, fused", communication="bfloat16")  # fmt: skip
+    set_protocol(recorder, params)
     recorder.set("topology", nodes=1, gpus=1, dp=1, ep_mp=1, microbatch=params.sequences, accumulation=1,
                  note="one rank: NCCL exchanges with itself, rowwise moves rows in its own memory; the model is one "
                  "rank's share of the report's, with all eight layers")  # fmt: skip
@@ -81,23 +68,35 @@ def measure(params: RegimesParams, recorder: Any) -> list[dict[str, Any]]:
     _step_rows(recorder, here, params.processes - 1)
     with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
         for length in params.lengths:
-            found: dict[str, tuple[Path, dict[str, Any]]] = {}
-            for variant in VARIANTS if length == params.lengths[0] else (VARIANTS[0], VARIANTS[-1]):
-                data = packed(bench.capture(variant, params.sequences, length))
-                name = f"trace_{re.sub(r'[^a-z]+', '_', variant)}_{length}.json.gz"
-                path = Path(folder) / name
-                path.write_bytes(data)
-                recorder.attach(name, data)
-                captured = [{"variant": variant, "length": length, **r} for r in analyse(path, MICROBATCH)]
-                rows.extend(captured)
-                found[variant] = (path, captured[-1])
-            # Equal width everywhere, or the strips could not be compared.
-            width = max(summary["zoom_us"] for _, summary in found.values())
-            for variant, (path, summary) in found.items():
-                for r in kernels(path, MICROBATCH, summary["zoom_start_us"], width):
-                    rows.append({"variant": variant, "length": length, **r})
-                summary["zoom_us"] = width
+            paths = {}
+            for variant in captured_variants(params, length):
+                paths[variant] = Path(folder) / trace_name(variant, length)
+                paths[variant].write_bytes(packed(bench.capture(variant, params.sequences, length)))
+                recorder.attach(paths[variant].name, paths[variant])
+            rows.extend({"length": length, **r} for r in capture_rows(paths, MICROBATCH))
     return rows
+
+
+def set_protocol(recorder: Any, params: RegimesParams) -> None:
+    """Write how steps are timed and captures made."""
+    recorder.set(
+        "protocol",
+        timer="perf_counter_ns around one whole step, device synchronised before and after",
+        warmup="1 step of each variant and size in each process",
+        repeats=params.processes * params.visits,
+        restarts=params.processes,
+        order="variants interleaved: A B C D, then D C B A",
+        profiler="one more step of three microbatches after a warm-up step; CPU and CUDA activities, no stacks",
+        cut=f"captures keep {MICROBATCH} of three from the host's start to the end of its device work: device "
+        "operations, their launches, waits, stream waits, named ranges; operators and other arguments are left out",
+    )
+    recorder.set("precision", parameter="bfloat16", activation="bfloat16", accumulation="float32",
+                 optimizer="bfloat16 AdamW states, fused", communication="bfloat16")  # fmt: skip
+
+
+def captured_variants(params: RegimesParams, length: int) -> tuple[str, ...]:
+    """All variants at the report's length, the two paths at others."""
+    return VARIANTS if length == params.lengths[0] else (VARIANTS[0], VARIANTS[-1])
 
 
 def _step_rows(recorder: Any, times: dict[str, dict[str, list[float]]], process: int) -> None:
@@ -110,7 +109,8 @@ def _step_rows(recorder: Any, times: dict[str, dict[str, list[float]]], process:
                          step_ms=round(step_time([v / 1e3 for v in values])["median_s"] * 1e3, 4))  # fmt: skip
 
 
-def _part(result: Result, part: str, variant: str, length: int) -> list[dict[str, Any]]:
+def part_rows(result: Result, part: str, variant: str, length: int) -> list[dict[str, Any]]:
+    """Return the rows of one part, variant and sequence length."""
     import polars as pl
 
     chosen = (pl.col("part") == part) & (pl.col("variant") == variant) & (pl.col("length") == length)
@@ -124,14 +124,15 @@ def captured_lengths(result: Result) -> list[int]:
 
 def step_spread(result: Result, variant: str, length: int) -> tuple[float, float, float]:
     """Return (median, least, greatest) over processes of the median step time in ms."""
-    values = [r["step_ms"] for r in _part(result, "step", variant, length)]
+    values = [r["step_ms"] for r in part_rows(result, "step", variant, length)]
     return statistics.median(values), min(values), max(values)
 
 
 def paired_ratios(result: Result, length: int) -> list[float]:
     """Return synchronized over rowwise step time, one ratio for each process start: the host differs between them."""
     by = {
-        v: {r["process"]: r["step_ms"] for r in _part(result, "step", v, length)} for v in ("synchronized", "rowwise")
+        v: {r["process"]: r["step_ms"] for r in part_rows(result, "step", v, length)}
+        for v in ("synchronized", "rowwise")
     }
     return [by["synchronized"][p] / by["rowwise"][p] for p in sorted(by["rowwise"])]
 
@@ -142,28 +143,36 @@ def what_if(result: Result, length: int) -> tuple[float, float]:
     The prediction scales the unprofiled synchronized step by what its trace loses when replayed without host waits,
     so that the profiler's own cost cancels.
     """
-    (summary,) = _part(result, "capture", "synchronized", length)
+    (summary,) = part_rows(result, "capture", "synchronized", length)
     synchronized, rowwise = (step_spread(result, v, length)[0] for v in ("synchronized", "rowwise"))
     return synchronized * summary["predicted_us"] / summary["device_us"], rowwise
 
 
 def checks(result: Result) -> list[Check]:
     """Claims of the caption at the report's length, and the what-if at every length."""
-    lengths = captured_lengths(result)
-    full = lengths[0]
+    out = capture_checks(result)
+    out.append(host_loop_check(result))
+    for length in captured_lengths(result):
+        out += [faster_check(result, length), what_if_check(result, length)]
+    return out
+
+
+def capture_checks(result: Result) -> list[Check]:
+    """Claims of the caption about the captures at the report's length."""
+    full = captured_lengths(result)[0]
     out = []
     for variant in VARIANTS[:2]:
-        out += _lockstep_checks(variant, _part(result, "block", variant, full), _part(result, "capture", variant, full))
-    gaps = [b["idle_us"] for b in _part(result, "block", "synchronized", full) if 1 <= b["block"] < 7]
-    (exposed,) = _part(result, "capture", "synchronized", full)
+        blocks, capture = (part_rows(result, part, variant, full) for part in ("block", "capture"))
+        out += _lockstep_checks(variant, blocks, capture)
+    gaps = [b["idle_us"] for b in part_rows(result, "block", "synchronized", full) if 1 <= b["block"] < 7]
+    (exposed,) = part_rows(result, "capture", "synchronized", full)
     out.append(
         Check("synchronized: idle gaps recur in every routed block", min(gaps) > BLOCK_GAP_US,
               f"{min(gaps):.0f} to {max(gaps):.0f} us idle a block; "
               f"{exposed['forward_idle_us'] / exposed['forward_us']:.1%} of the forward")
     )  # fmt: skip
-    out += _ahead_checks(_part(result, "block", "rowwise", full), _part(result, "capture", "rowwise", full)[0])
-    (covered,) = _part(result, "capture", "synchronized, wait covered", full)
-    (loop,) = _part(result, "capture", "synchronized, host loop", full)
+    out += _ahead_checks(part_rows(result, "block", "rowwise", full), part_rows(result, "capture", "rowwise", full)[0])
+    (covered,) = part_rows(result, "capture", "synchronized, wait covered", full)
     after = "idle_sync_rebuild_us"
     out.append(
         Check("shared-expert work before the wait covers idle time without removing the wait",
@@ -171,22 +180,31 @@ def checks(result: Result) -> list[Check]:
               f"forward idle {exposed['forward_idle_us'] / 1e3:.2f} to {covered['forward_idle_us'] / 1e3:.2f} ms, "
               f"after waits {exposed[after] / 1e3:.2f} to {covered[after] / 1e3:.2f} ms; {covered['waits']:.0f} waits")
     )  # fmt: skip
-    slowest = [step_spread(result, v, full)[0] for v in (VARIANTS[2], *VARIANTS[:2], VARIANTS[3])]
-    out.append(
-        Check("the host-loop grouped GEMM waits for every expert and is the slowest variant",
-              loop["waits"] > 10 * exposed["waits"] and slowest[0] == max(slowest),
-              f"{loop['waits']:.0f} waits a microbatch; {slowest[0]:.0f} ms a step")
-    )  # fmt: skip
-    for length in lengths:
-        medians = {v: step_spread(result, v, length) for v in ("synchronized", "rowwise")}
-        text = "; ".join(f"{v} {m:.1f} ms ({a:.1f} to {b:.1f})" for v, (m, a, b) in medians.items())
-        ratios = paired_ratios(result, length)
-        out.append(
-            Check(f"{length} tokens a sequence: rowwise steps are faster in every process start", min(ratios) > 1,
-                  f"{min(ratios):.2f} to {max(ratios):.2f} times; {text}")
-        )  # fmt: skip
-        out.append(_what_if_check(result, length))
     return out
+
+
+def host_loop_check(result: Result) -> Check:
+    """The worst case: a wait for every expert's count."""
+    full = captured_lengths(result)[0]
+    (exposed,), (loop,) = (part_rows(result, "capture", v, full) for v in (VARIANTS[0], VARIANTS[2]))
+    slowest = [step_spread(result, v, full)[0] for v in (VARIANTS[2], *VARIANTS[:2], VARIANTS[3])]
+    return Check(
+        "the host-loop grouped GEMM waits for every expert and is the slowest variant",
+        loop["waits"] > 10 * exposed["waits"] and slowest[0] == max(slowest),
+        f"{loop['waits']:.0f} waits a microbatch; {slowest[0]:.0f} ms a step",
+    )
+
+
+def faster_check(result: Result, length: int) -> Check:
+    """Rowwise against synchronized step times, paired by process start."""
+    medians = {v: step_spread(result, v, length) for v in ("synchronized", "rowwise")}
+    text = "; ".join(f"{v} {m:.1f} ms ({a:.1f} to {b:.1f})" for v, (m, a, b) in medians.items())
+    ratios = paired_ratios(result, length)
+    return Check(
+        f"{length} tokens a sequence: rowwise steps are faster in every process start",
+        min(ratios) > 1,
+        f"{min(ratios):.2f} to {max(ratios):.2f} times; {text}",
+    )
 
 
 def _lockstep_checks(variant: str, blocks: list[dict[str, Any]], capture: list[dict[str, Any]]) -> list[Check]:
@@ -215,13 +233,14 @@ def _ahead_checks(blocks: list[dict[str, Any]], capture: dict[str, Any]) -> list
     ]  # fmt: skip
 
 
-def _what_if_check(result: Result, length: int) -> Check:
+def what_if_check(result: Result, length: int) -> Check:
+    """Predicted against measured step time."""
     predicted, measured = what_if(result, length)
     ratio = predicted / measured
     holds = abs(ratio - 1) <= BAND
     known = ""
     if not holds:
-        submitted = [_part(result, "capture", v, length)[0]["launches"] for v in ("rowwise", "synchronized")]
+        submitted = [part_rows(result, "capture", v, length)[0]["launches"] for v in ("rowwise", "synchronized")]
         known = (
             "at this size steps are bound by submission, of which the waits are a small part; rowwise submits less: "
             f"{submitted[0]:.0f} launches a microbatch against {submitted[1]:.0f}"
@@ -237,13 +256,13 @@ def draw(result: Result) -> go.Figure:
 
     length = result.params.length if result.params.length in captured_lengths(result) else captured_lengths(result)[0]
     shown = [result.params.variant, "rowwise"]
-    if not _part(result, "capture", shown[0], length):
+    if not part_rows(result, "capture", shown[0], length):
         shown[0] = "synchronized"
     titles = []
     for v in shown:
         what = f"one microbatch of {result.params.sequences} x {length} tokens, ms from the host's start"
         titles += [f"{v}: {what}", "busy share and headroom"]
-    (first,) = _part(result, "capture", shown[0], length)
+    (first,) = part_rows(result, "capture", shown[0], length)
     titles += [f"{v}: GPU kernels, {first['zoom_us'] / 1e3:.1f} ms of the forward" for v in shown]
     titles.append("step time without the profiler, all process starts")
     fig = figure("Two submission regimes", rows=7, height=1240, shared_xaxes=False, vertical_spacing=0.048,
@@ -251,9 +270,9 @@ def draw(result: Result) -> go.Figure:
                  specs=[[{"secondary_y": i in (1, 3)}] for i in range(7)])  # fmt: skip
     seen: set[str] = set()
     for i, variant in enumerate(shown):
-        boxes = _columns(_part(result, "lane", variant, length), 1e3)
+        boxes = _columns(part_rows(result, "lane", variant, length), 1e3)
         draw_lanes(fig, boxes, row=2 * i + 1, lanes=LANES, unit="ms", seen=seen)
-        bins = _part(result, "band", variant, length)
+        bins = part_rows(result, "band", variant, length)
         x = [(r["start_us"] + r["end_us"]) / 2e3 for r in bins]
         fig.add_scatter(x=x, y=[r["busy"] for r in bins], fill="tozeroy", mode="lines", name="GPU busy share",
                         line={"color": COLOURS["gpu_execute"], "width": 1}, showlegend=i == 0, row=2 * i + 2, col=1,
@@ -268,15 +287,15 @@ def draw(result: Result) -> go.Figure:
         peak = max(r["headroom_us"] for r in bins) / 1e3
         fig.update_yaxes(title="ms", showgrid=False, range=[0, 1.05 * peak], tickmode="array", tickvals=[0, peak],
                          ticktext=["0", f"{peak:.3g}"], row=2 * i + 2, col=1, secondary_y=True)  # fmt: skip
-        (summary,) = _part(result, "capture", variant, length)
+        (summary,) = part_rows(result, "capture", variant, length)
         start, width = summary["zoom_start_us"], first["zoom_us"]
         fig.add_vrect(x0=start / 1e3, x1=min((start + width) / 1e3, end), line_width=1, line_color=INK,
                       fillcolor="rgba(0,0,0,0)", **_at(2 * i + 1))  # fmt: skip
-        strip = _columns(_part(result, "kernel", variant, length), 1e3, start)
+        strip = _columns(part_rows(result, "kernel", variant, length), 1e3, start)
         draw_lanes(fig, strip, row=5 + i, labels=False, unit="ms", seen=seen)
         fig.update_xaxes(range=[0, width / 1e3], row=5 + i, col=1)
     for variant in VARIANTS:
-        values = [r["step_ms"] for r in _part(result, "step", variant, length)]
+        values = [r["step_ms"] for r in part_rows(result, "step", variant, length)]
         fig.add_scatter(x=values, y=[variant] * len(values), mode="markers", showlegend=False, row=7, col=1,
                         marker={"color": COLOURS["cpu_submit"], "size": 9, "symbol": "line-ns-open",
                                 "line": {"width": 2}},
@@ -308,10 +327,10 @@ def view(result: Result, variant: str | None = None) -> dict[str, Any]:
     """Return the arguments of `workbench.widgets.trace_view` for one capture of the table."""
     length = result.params.length if result.params.length in captured_lengths(result) else captured_lengths(result)[0]
     variant = variant or str(result.params.variant)
-    rows = _part(result, "lane", variant, length)
+    rows = part_rows(result, "lane", variant, length)
     idle = sorted((r for r in rows if r["kind"] == "idle"), key=lambda r: r["start_us"] - r["end_us"])[:50]
     ns: Callable[[float], int] = lambda us: round(us * 1e3)  # noqa: E731
-    bins = _part(result, "band", variant, length)
+    bins = part_rows(result, "band", variant, length)
     points = [ns(b["start_us"]) for b in bins]
     level = [ns(b["headroom_us"]) for b in bins]
     return {

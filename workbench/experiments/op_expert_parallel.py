@@ -1,10 +1,9 @@
-"""The routed paths over several GPUs of one host: parity, bandwidth, layer and step times, waits on every rank."""
+"""The routed paths over several GPUs of one host: parity with one rank, bandwidth between the GPUs, block times."""
 
 from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.experiment import Check, Experiment, Params, Result, param
@@ -19,6 +18,12 @@ LABELS = {
     ("synchronized", "before_wait"): "synchronized, wait covered",
     ("rowwise", "stream"): "rowwise",
 }
+COPIES = {
+    "dispatch": "peer copy, write", "combine": "peer copy, read", "dispatch, backward": "peer copy, read",
+}  # fmt: skip
+"""The copy that bounds a call: dispatch writes to peers; combine and the backward of dispatch read from them."""
+NEAR = 0.85
+"""Share of a peer copy's rate that counts as near it: rows of 5 KiB scattered over a buffer against one long copy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +31,8 @@ class ExpertParallelParams(Params):
     """Parameters of the run; widths are those of the development model, 16 experts a rank."""
 
     ranks: int = param(0, "ranks, one per GPU; 0: as many as there are GPUs", min=0, max=64)
-    layer_tokens: tuple[int, ...] = param((1024, 4096, 16384), "tokens per rank microbatch of the layer")
-    sequence: tuple[int, ...] = param((1024, 2048, 8192), "tokens per sequence of the model step, two a microbatch")
+    layer_tokens: tuple[int, ...] = param((1024, 4096, 16384), "tokens per rank microbatch of the routed block")
     repeats: int = param(10, "interleaved visits of each variant", min=2, max=100)
-    restarts: int = param(5, "process starts; later ones time whole steps only", min=1, max=20)
-    grouped_gemm: str = param("triton", "grouped GEMM of the experts", choices=("triton", "torch"))
-    folder: str = param("", "where the ranks' traces go; empty: they are not kept")
 
 
 def measure(params: ExpertParallelParams, recorder: Any) -> list[dict[str, Any]]:
@@ -44,55 +45,48 @@ def measure(params: ExpertParallelParams, recorder: Any) -> list[dict[str, Any]]
     recorder.set(
         "protocol",
         timer="perf_counter_ns per rank, all ranks starting together, until the rank's device is idle",
-        warmup="3 calls of each variant and size",
+        warmup="3 calls of each variant and size; the rowwise pool is frozen after them",
         repeats=params.repeats,
-        restarts=params.restarts,
         order="variants interleaved: A B, then B A",
         l2="not flushed",
         synchronization="waits counted by the profiler in one further call on every rank",
+        parity="float32; the experts' products are those of the reference",
         exclusions="none",
     )
-    recorder.set("topology", nodes=1, gpus=ranks, dp=ranks, ep_mp=ranks, microbatch=1, accumulation=1)
+    recorder.set("topology", nodes=1, gpus=ranks, dp=ranks, ep_mp=ranks)
     recorder.set("precision", parameter="bfloat16", activation="bfloat16", accumulation="float32",
-                 optimizer="bfloat16 AdamW states, fused", communication="bfloat16; parity in float32")  # fmt: skip
-    recorder.set("workload", experts=16 * ranks, top_k=8, shared_experts=1, capacity="capacity factor 1.25", layers=8,
-                 mixers="grouped-query attention", seeds=[0])  # fmt: skip
-    with tempfile.TemporaryDirectory() as scratch:
-        options = Options(
-            out=params.folder or scratch, layer_tokens=params.layer_tokens, sequence=params.sequence,
-            grouped_gemm=params.grouped_gemm, repeats=params.repeats, traces=bool(params.folder),
-        )  # fmt: skip
-        for row in run(options, ranks, params.restarts):
+                 communication="bfloat16; parity in float32")  # fmt: skip
+    recorder.set("workload", experts=16 * ranks, top_k=8, shared_experts=1, capacity="capacity factor 1.25", layers=1,
+                 seeds=[0])  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        options = Options(out=folder, layer_tokens=params.layer_tokens, repeats=params.repeats)
+        for row in run(options, ranks):
             samples = row.pop("samples_us", None)
             if samples is not None:
-                key = (row["section"], row["path"], row["shared_mode"], row["tokens"], row["restart"], row["rank"])
-                recorder.samples("_".join(map(str, key)), samples)
+                what = [row.get(k) for k in ("section", "call", "path", "shared_mode", "tokens", "rank")]
+                recorder.samples("_".join(str(w) for w in what if w is not None), samples)
             recorder.row(**row)
-        for trace in sorted(Path(options.out).glob("trace_*.json.gz")):
-            recorder.attach(trace.name, trace)
     return recorder.rows
 
 
-def slowest_rank(table: pl.DataFrame, section: str) -> pl.DataFrame:
-    """Return per path, tokens and restart the slowest rank's median, then over restarts least, median and greatest."""
+def slowest_rank(table: pl.DataFrame) -> pl.DataFrame:
+    """Return per path and tokens the block's time on its slowest rank: p20, p50 and p80 of that rank, in us."""
     import polars as pl
 
-    rows = table.filter(pl.col("section") == section)
-    starts = rows.group_by("path", "shared_mode", "tokens", "restart").agg(pl.col("time_us_p50").max())
-    return (
-        starts.group_by("path", "shared_mode", "tokens")
-        .agg(
-            pl.col("time_us_p50").min().alias("least_us"),
-            pl.col("time_us_p50").median().alias("median_us"),
-            pl.col("time_us_p50").max().alias("greatest_us"),
-            pl.len().alias("restarts"),
-        )
-        .sort("path", "shared_mode", "tokens")
-    )
+    rows = table.filter(pl.col("section") == "layer")
+    slowest = rows.sort("time_us_p50").group_by("path", "shared_mode", "tokens").last()
+    return slowest.sort("path", "shared_mode", "tokens")
+
+
+def nvlink_GBps(result: Result) -> float | None:
+    """Return the raw rate of one GPU's NVLinks in one direction, as the recording's environment names it."""
+    links = result.recording.record.get("environment", {}).get("links", {}) if result.recording else {}
+    count, rate = links.get("nvlinks_per_gpu"), links.get("nvlink_GBps_per_link")
+    return count * rate if count and rate else None
 
 
 def checks(result: Result) -> list[Check]:
-    """Parity, waits on every rank, row movement against a peer copy, step times."""
+    """Parity, waits on every rank, row movement against a peer copy, block times."""
     import polars as pl
 
     table = result.table
@@ -106,79 +100,90 @@ def checks(result: Result) -> list[Check]:
             f"{(parity['error'] / parity['budget']).max():.2g}" if parity.height else "not measured",
         )
     ]  # fmt: skip
-    timed = table.filter(pl.col("section").is_in(["layer", "step"]) & pl.col("waits").is_not_null())
+    timed = table.filter((pl.col("section") == "layer") & pl.col("waits").is_not_null())
     rowwise = timed.filter(pl.col("path") == "rowwise")
-    wanted = pl.when(pl.col("section") == "step").then(7).otherwise(1)
     synchronized = timed.filter(pl.col("path") == "synchronized")
     for claim, part, good in (
         ("rowwise: no host wait on any rank", rowwise, (pl.col("waits") == 0) & (pl.col("pageable_d2h") == 0)),
-        ("synchronized: one host wait per routed-block forward on every rank", synchronized, pl.col("waits") == wanted),
+        ("synchronized: one host wait per forward of the block on every rank", synchronized, pl.col("waits") == 1),
     ):
         seen = f"{part.height} rows, waits {sorted(set(part['waits'].to_list()))}"
         out.append(Check(claim, bool(part.select(good.all()).item()) if part.height else None, seen))
-    out.append(_bandwidth_check(table, ranks))
-    for section in ("layer", "step"):
-        by_path = {
-            (r["path"], r["shared_mode"], r["tokens"]): r["median_us"]
-            for r in slowest_rank(table, section).iter_rows(named=True)
-        }
-        sizes = sorted({tokens for _, _, tokens in by_path})
-        ratios = {t: by_path["synchronized", "stream", t] / by_path["rowwise", "stream", t] for t in sizes}
-        shown = ", ".join(f"{t}: {ratio:.2f}x" for t, ratio in ratios.items())
-        holds = min(ratios.values()) > 1 if ratios else None
-        out.append(
-            Check(f"rowwise is faster than synchronized at every size ({section})", holds, shown or "not measured")
-        )
+    out.append(_bandwidth_check(result, ranks))
+    by_path = {
+        (r["path"], r["shared_mode"], r["tokens"]): r["time_us_p50"] for r in slowest_rank(table).iter_rows(named=True)
+    }
+    sizes = sorted({tokens for _, _, tokens in by_path})
+    ratios = {t: by_path["synchronized", "stream", t] / by_path["rowwise", "stream", t] for t in sizes}
+    shown = ", ".join(f"{t}: {ratio:.2f}x" for t, ratio in ratios.items())
+    holds = min(ratios.values()) > 1 if ratios else None
+    out.append(Check("the rowwise block is faster than the synchronized one at every size", holds, shown))
     return out
 
 
-def _bandwidth_check(table: pl.DataFrame, ranks: int) -> Check:
+def peer_shares(table: pl.DataFrame) -> dict[str, float]:
+    """Return per call the least share over the ranks of a peer copy's rate at which its remote bytes move."""
     import polars as pl
 
-    claim = "dispatch and combine move their remote bytes at 85 % of a peer copy's rate or better"
-    rows = table.filter((pl.col("section") == "bandwidth") & (pl.col("rank") == 0))
-    if ranks == 1 or not rows.height:
+    shares: dict[str, float] = {}
+    for rank in table["rank"].unique().to_list():
+        rows = table.filter((pl.col("section") == "bandwidth") & (pl.col("rank") == rank))
+        rate = {r["call"]: r["remote_GBps"] for r in rows.iter_rows(named=True)}
+        for call, copy in COPIES.items():
+            shares[call] = min(shares.get(call, float("inf")), rate[call] / rate[copy])
+    return shares
+
+
+def _bandwidth_check(result: Result, ranks: int) -> Check:
+    import polars as pl
+
+    claim = f"dispatch, combine and dispatch's backward move their remote bytes at {NEAR:.0%} of a peer copy or better"
+    if ranks == 1 or not result.table.filter(pl.col("section") == "bandwidth").height:
         return Check(claim, None, "one rank has no peer")
-    by_call = {r["call"]: r for r in rows.iter_rows(named=True)}
-    shares = {}
-    for call, copy in (("dispatch", "peer copy, write"), ("combine", "peer copy, read")):
-        row = by_call[call]
-        remote_GBps = row["GBps"] * row["remote_share"]
-        shares[call] = remote_GBps / by_call[copy]["GBps"]
-    shown = ", ".join(f"{call} {share:.0%}" for call, share in shares.items())
-    return Check(claim, min(shares.values()) >= 0.85, shown)
+    shares = peer_shares(result.table)
+    return Check(claim, min(shares.values()) >= NEAR, ", ".join(f"{c} {share:.0%}" for c, share in shares.items()))
 
 
 def draw(result: Result) -> go.Figure:
-    """Draw the slowest rank's time over tokens, layer and step; whiskers span the process restarts."""
+    """Draw the block's time over tokens on its slowest rank, and the rate of the bytes that cross to a peer."""
+    import polars as pl
+
     from workbench.plotting import SERIES, figure
 
-    panels = [("layer", "routed block, forward + backward"), ("step", "model step")]
     ranks = int(result.table["ranks"].max())  # type: ignore[arg-type]
     fig = figure(
-        f"Synchronized against rowwise on {ranks} GPU{'s' if ranks > 1 else ''}, eager", height=430, cols=2,
-        shared_xaxes=False, subplot_titles=[title for _, title in panels],
+        f"Expert parallelism on {ranks} GPU{'s' if ranks > 1 else ''}", height=430, cols=2, shared_xaxes=False,
+        column_widths=[0.52, 0.48], horizontal_spacing=0.22,
+        subplot_titles=["routed block, forward + backward, eager", "bytes that cross to a peer"],
     )  # fmt: skip
-    for column, (section, _) in enumerate(panels, start=1):
-        table = slowest_rank(result.table, section).to_dicts()
-        for key, colour in zip(PATHS, SERIES):
-            rows = [r for r in table if (r["path"], r["shared_mode"]) == key]
-            fig.add_scatter(
-                x=[r["tokens"] for r in rows], y=[r["median_us"] / 1e3 for r in rows], mode="lines+markers",
-                error_y={
-                    "type": "data", "symmetric": False, "thickness": 1,
-                    "array": [(r["greatest_us"] - r["median_us"]) / 1e3 for r in rows],
-                    "arrayminus": [(r["median_us"] - r["least_us"]) / 1e3 for r in rows],
-                },
-                name=LABELS[key], legendgroup=LABELS[key], showlegend=column == 1, line={"color": colour},
-                customdata=[r["restarts"] for r in rows],
-                hovertemplate="%{x} tokens a rank: %{y:.2f} ms, %{customdata} starts", row=1, col=column,
-            )  # fmt: skip
-        sizes = sorted({r["tokens"] for r in table})
-        fig.update_xaxes(
-            type="log", title="tokens per rank microbatch", tickvals=sizes, tickformat="d", minor={}, row=1, col=column
-        )
-        fig.update_yaxes(type="log", title="slowest rank (ms)", row=1, col=column)
+    table = slowest_rank(result.table).to_dicts()
+    for key, colour in zip(PATHS, SERIES):
+        rows = [r for r in table if (r["path"], r["shared_mode"]) == key]
+        fig.add_scatter(
+            x=[r["tokens"] for r in rows], y=[r["time_us_p50"] / 1e3 for r in rows], mode="lines+markers",
+            error_y={
+                "type": "data", "symmetric": False, "thickness": 1,
+                "array": [(r["time_us_p80"] - r["time_us_p50"]) / 1e3 for r in rows],
+                "arrayminus": [(r["time_us_p50"] - r["time_us_p20"]) / 1e3 for r in rows],
+            },
+            name=LABELS[key], line={"color": colour}, customdata=[r["launches"] for r in rows],
+            hovertemplate="%{x} tokens a rank: %{y:.2f} ms, %{customdata} launches", row=1, col=1,
+        )  # fmt: skip
+    sizes = sorted({r["tokens"] for r in table})
+    fig.update_xaxes(type="log", title="tokens per rank microbatch", tickvals=sizes, tickformat="d", minor={}, col=1)
+    fig.update_yaxes(type="log", title="slowest rank (ms)", col=1)
+    moved = result.table.filter((pl.col("section") == "bandwidth") & (pl.col("remote_bytes") > 0))
+    rates = moved.group_by("call", maintain_order=True).agg(pl.col("remote_GBps").min()).to_dicts()[::-1]
+    copies = set(COPIES.values())
+    fig.add_bar(
+        x=[r["remote_GBps"] for r in rates], y=[r["call"] for r in rates], orientation="h", showlegend=False,
+        marker={"color": [SERIES[5] if r["call"] in copies else SERIES[2] for r in rates]},
+        hovertemplate="%{y}: %{x:.0f} GB/s on the slower rank<extra></extra>", row=1, col=2,
+    )  # fmt: skip
+    limit = nvlink_GBps(result)
+    if limit:
+        fig.add_vline(x=limit, line={"dash": "dot"}, annotation_text=f"NVLink {limit:.0f}", row=1, col=2)  # type: ignore[arg-type]
+    fig.update_xaxes(title="GB/s, slowest rank", rangemode="tozero", col=2)
     # Above the panels, where the template puts it, the legend would cover their titles.
     fig.update_layout(legend={"orientation": "h", "x": 0, "y": -0.3, "yanchor": "top"}, margin={"b": 110})
     return fig

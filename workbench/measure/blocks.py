@@ -62,9 +62,7 @@ class Layers:
         if not dist.is_initialized():
             dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
         if dist.get_world_size() > 1 and router_mode == "random":
-            raise ValueError(
-                "router_mode 'random' draws other routes in every call: over several ranks expected another"
-            )
+            raise ValueError("router_mode: expected learned or uniform over several ranks, got random: routes change")
         transport = transport if transport is not None else VirtualTransport(1, "cuda")
         torch.manual_seed(seed + dist.get_rank())
         if small:

@@ -1,0 +1,161 @@
+"""Figure 32 and Equation 12 over several GPUs: where each rank's device time meets its submission time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.experiments._crossover import crossover_checks, curves, draw_crossovers, interval, said
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    import polars as pl
+
+AGREE = 1.25
+"""Factor within which the ranks' crossovers count as one: their hosts share one machine, not one core."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticalRanksParams(Params):
+    """Sizes of the measurement, and what-ifs on top of it."""
+
+    ranks: int = param(0, "ranks, one per GPU; 0: as many as there are GPUs", min=0, max=64)
+    tokens: tuple[int, ...] = param(
+        (256, 512, 1024, 2048, 4096, 8192, 16384), "tokens per rank microbatch", unit="tokens", min=64, max=131072
+    )
+    experts: int = param(16, "routed experts per rank: one rank's share of 128 at EP8", min=8, max=128)
+    repeats: int = param(12, "timed calls of each region, over all rounds", min=6, max=200)
+    rank: int = param(0, "rank that is shown", min=0, max=63, analysis=True)
+    device_speed: float = param(1.0, "device faster by", min=0.25, max=8.0, step=0.05, log=True, analysis=True)
+    host_cost: float = param(1.0, "submission time scaled by", min=0.1, max=4.0, step=0.05, log=True, analysis=True)
+
+    # What the one-GPU figure's panels also ask for, and this measurement does not have.
+    memory_scale = activation_scale = 1.0
+    replay = False
+
+
+def measure(params: CriticalRanksParams, recorder: Any) -> list[dict[str, Any]]:
+    """Measure the routed layer on both paths, all ranks together, behind a spin kernel on every device."""
+    import tempfile
+
+    import torch
+
+    from workbench.measure.multi_gpu import CRITICAL_ROUNDS, Options, run
+
+    ranks = params.ranks or torch.cuda.device_count()
+    recorder.set(
+        "protocol",
+        timer="submission: perf_counter_ns behind a spin kernel on every rank's device, the host wait of the "
+        "synchronized path left out; device: CUDA events around the queued region, which all devices begin behind one "
+        "barrier; wall: perf_counter_ns over back-to-back calls",
+        warmup="3 calls of each region and size, 1 in later rounds",
+        repeats=params.repeats,
+        rounds=CRITICAL_ROUNDS,
+        order="sizes ascending, layers in turn at each size, all of it once a round",
+        l2="warm for small sizes: inputs of one region are reused",
+        idle="torch.profiler, device activities only, back-to-back calls of which the first 2 are left out; a device "
+        "that waits for a peer inside a collective is busy",
+    )
+    recorder.set("precision", parameter="bfloat16", activation="bfloat16", accumulation="float32",
+                 communication="bfloat16")  # fmt: skip
+    recorder.set("topology", nodes=1, gpus=ranks, dp=ranks, ep_mp=ranks)
+    recorder.set("workload", experts=params.experts * ranks, top_k=8, shared_experts=1, layers=1, seeds=[0],
+                 capacity="capacity factor 1.25", sequence_tokens=8192,
+                 router="learned: its routes are those of the input, the same in every call")  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        options = Options(out=folder, sections=("critical",), experts=params.experts, critical_tokens=params.tokens,
+                          repeats=params.repeats)  # fmt: skip
+        for row in run(options, ranks):
+            if row["section"] == "critical":
+                recorder.row(**{k: v for k, v in row.items() if k not in ("section", "restart")})
+                for name in ("submit_us", "device_us"):
+                    key = f"{row['layer']} {row['passes']} {row['tokens']} rank {row['rank']} {name}"
+                    recorder.samples(key, json.loads(row[name]))
+    return recorder.rows
+
+
+def ranks_of(result: Result) -> list[int]:
+    """Return the ranks of a table."""
+    return sorted(result.table["rank"].unique().to_list())
+
+
+def of_rank(result: Result, rank: int) -> Result:
+    """Return one rank's rows.
+
+    Raises:
+        ValueError: there are none.
+    """
+    import polars as pl
+
+    if rank not in ranks_of(result):
+        raise ValueError(f"rank {rank} was not measured: expected one of {ranks_of(result)}")
+    return dataclasses.replace(result, table=result.table.filter(pl.col("rank") == rank))
+
+
+def checks(result: Result) -> list[Check]:
+    """Claims of the one-GPU figure on every rank, and that the ranks agree."""
+    by_rank = [crossover_checks(of_rank(result, rank)) for rank in ranks_of(result)]
+    out = []
+    for same in zip(*by_rank):
+        holds = None if any(c.holds is None for c in same) else all(c.holds for c in same)
+        text = " | ".join(f"rank {rank}: {c.value}" for rank, c in zip(ranks_of(result), same))
+        out.append(Check(f"{same[0].claim}, on every rank", holds, text, next((c.known for c in same if c.known), "")))
+    found = [curves(of_rank(result, rank)) for rank in ranks_of(result)]
+    for same in zip(*found):
+        at = [c["critical"] for c in same]
+        out.append(
+            Check(
+                f"{same[0]['layer']}, {same[0]['passes']}: the ranks' crossovers agree within {AGREE - 1:.0%}",
+                max(at) <= AGREE * min(at) if max(at) < float("inf") else None,
+                ", ".join(interval(c) for c in same) + " tokens",
+            )
+        )
+    return out
+
+
+def beside_one_gpu(result: Result) -> pl.DataFrame:
+    """Return the crossover of each routed layer and pass: every rank's, and that of the one-GPU recording."""
+    import polars as pl
+
+    from workbench.experiments.fig32_critical_microbatch import EXPERIMENT as ONE
+
+    tables = {f"{len(ranks_of(result))} GPUs, rank {r}": curves(of_rank(result, r)) for r in ranks_of(result)}
+    if ONE.recording:
+        tables["one GPU (recorded)"] = [
+            c for c in curves(ONE.run("recorded")) if c["mode"] == "eager" and c["layer"] != "dense"
+        ]
+    return pl.DataFrame(
+        [
+            {"layer": c["layer"], "passes": c["passes"], "where": where, "crossover (tokens)": interval(c),
+             "device idle above 5 % below (tokens)": said(c["idle"], c) if c["idle"] is not None else None,
+             "submission (ms)": round(float(c["submit"].min()) / 1e3, 2)}
+            for where, found in tables.items() for c in found
+        ]
+    ).sort("layer", "passes", maintain_order=True)  # fmt: skip
+
+
+def draw(result: Result) -> go.Figure:
+    """Draw one rank's device and submission times as the one-GPU figure does."""
+    rank, ranks = result.params.rank, len(ranks_of(result))
+    fig = draw_crossovers(of_rank(result, rank))
+    fig.update_layout(title_text=f"Device time against submission time of one layer on {ranks} GPUs: rank {rank}")
+    return fig
+
+
+EXPERIMENT = Experiment(
+    slug="fig32_critical_microbatch_ep",
+    group="s08_sync_free",
+    title="Critical microbatch over several GPUs: both expert-parallel paths",
+    claim="Over NVLink each rank still has a size below which its GPU runs dry; the wait of the synchronized path "
+    "leaves the device idle beyond it.",
+    kind="measured",
+    anchor="Section 8.3, Equation 12 and Figure 32; Section 8.4",
+    params=CriticalRanksParams,
+    figure=draw,
+    checks=checks,
+    measure=measure,
+    needs="CUDA GPUs of one host with peer access, NCCL and nvshmem4py",
+)

@@ -1,0 +1,259 @@
+"""Figures 74 and 75 over several GPUs: every rank of one step on both paths, and what the ranks' waits cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.experiment import Check, Experiment, Result, param
+from workbench.experiments import fig74_submission_regimes as one
+from workbench.experiments.fig74_submission_regimes import MICROBATCH, RegimesParams, part_rows
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    import polars as pl
+
+WAITS = {"synchronized": 7, "synchronized, wait covered": 7, "rowwise": 0}
+"""Host waits of one step: one in every routed block's forward, or none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegimesRanksParams(RegimesParams):
+    """The development model on one rank per GPU, and what of its captures is shown; sizes are those of each rank."""
+
+    ranks: int = param(0, "ranks, one per GPU; 0: as many as there are GPUs", min=0, max=64)
+    rank: int = param(0, "rank that is shown", min=0, max=63, analysis=True)
+
+
+def measure(params: RegimesRanksParams, recorder: Any) -> list[dict[str, Any]]:
+    """Start one process per GPU again and again, time whole steps, and capture every rank in the first start."""
+    import torch
+
+    from workbench.experiments._regimes import capture_rows, skew_rows
+    from workbench.measure.multi_gpu import Options, run
+    from workbench.measure.regimes import trace_name
+
+    ranks = params.ranks or torch.cuda.device_count()
+    one.set_protocol(recorder, params)
+    recorder.set(
+        "protocol",
+        timer="perf_counter_ns around one whole step on every rank, all ranks starting together with idle devices, "
+        "until the rank's own device is idle; a step's time is that of its slowest rank",
+        synchronization="waits counted by the profiler in one further step of one microbatch on every rank",
+        skew="of a collective: how much longer its kernel lasts on a rank than on the rank that came last; of a "
+        "block's start: device times of the ranks' traces on the host's clock",
+    )
+    recorder.set("topology", nodes=1, gpus=ranks, dp=ranks, ep_mp=ranks, microbatch=params.sequences, accumulation=1)
+    with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
+        options = Options(
+            out=folder, sections=("regimes",), experts=params.experts, sequences=params.sequences,
+            lengths=params.lengths, visits=params.visits,
+        )  # fmt: skip
+        found = run(options, ranks, params.processes)
+        (sizes,) = (r for r in found if r["section"] == "model" and r["rank"] == 0)
+        told = {k: sizes[k] for k in ("layers", "experts", "top_k", "total_params", "active_params")}
+        recorder.set("workload", seeds=[0], shared_experts=1, capacity="capacity factor 1.25", router="random",
+                     mixers="grouped-query attention", sequence_tokens=params.lengths[0], **told)  # fmt: skip
+        for row in rank_rows(found):
+            recorder.row(**row)
+        for name, values in step_samples(found).items():
+            recorder.samples(name, values)
+        for length in params.lengths:
+            variants = one.captured_variants(params, length)
+            paths = [{v: Path(folder) / trace_name(v, length, rank) for v in variants} for rank in range(ranks)]
+            for rank, mine in enumerate(paths):
+                for path in mine.values():
+                    recorder.attach(path.name, path)
+                for row in capture_rows(mine, MICROBATCH):
+                    recorder.row(length=length, rank=rank, **row)
+            for variant in variants:
+                for row in skew_rows([mine[variant] for mine in paths], MICROBATCH):
+                    recorder.row(**{"variant": variant, "length": length, "ranks": ranks} | row)
+    return recorder.rows
+
+
+def rank_rows(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return ``step`` rows (the slowest rank's time, per process start) and ``rank step`` rows (waits, drops)."""
+    steps: dict[tuple[str, int, int], list[list[float]]] = {}
+    counted: dict[tuple[str, int, int], dict[str, Any]] = {}
+    for r in found:
+        if r["section"] == "step":
+            steps.setdefault((r["variant"], r["length"], r["restart"]), []).append(r["samples_ms"])
+        elif r["section"] in ("waits", "metrics"):
+            kept = counted.setdefault((r["variant"], r["length"], r["rank"]), {"ranks": r["ranks"]})
+            kept |= {k: v for k, v in r.items() if k not in ("section", "restart", "ranks", "rank")}
+    rows: list[dict[str, Any]] = []
+    for (variant, length, process), by_rank in steps.items():
+        slowest = [max(visit) for visit in zip(*by_rank, strict=True)]
+        rows.append({"part": "step", "variant": variant, "length": length, "process": process,
+                     "step_ms": round(statistics.median(slowest), 4)})  # fmt: skip
+    for (_, _, rank), kept in counted.items():
+        rows.append({"part": "rank step", "rank": rank, **kept})
+    return rows
+
+
+def step_samples(found: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return every rank's raw step times."""
+    return {
+        f"step_ms {r['variant']} {r['length']} process {r['restart']} rank {r['rank']}": r["samples_ms"]
+        for r in found
+        if r["section"] == "step"
+    }
+
+
+def ranks_of(result: Result) -> list[int]:
+    """Return the ranks that were captured."""
+    import polars as pl
+
+    return sorted(result.table.filter(pl.col("part") == "capture")["rank"].unique().to_list())
+
+
+def of_rank(result: Result, rank: int) -> Result:
+    """Return one rank's captures and the steps of all, in the form of one GPU's table.
+
+    Raises:
+        ValueError: that rank was not captured.
+    """
+    import polars as pl
+
+    if rank not in ranks_of(result):
+        raise ValueError(f"rank {rank} was not captured: expected one of {ranks_of(result)}")
+    mine = pl.col("rank").is_null() | (pl.col("rank") == rank)
+    return dataclasses.replace(result, table=result.table.filter(mine))
+
+
+def costs(result: Result) -> pl.DataFrame:
+    """Return per variant, length and rank what one captured microbatch waited for, in ms.
+
+    Columns: `device` (first to last device operation), `idle` (no device operation), `host_wait` (the host in waits),
+    `communication` (inside collectives), `peer_wait` (of it: for a rank that came later).
+    """
+    import polars as pl
+
+    rows = []
+    for (variant, length), _ in result.table.filter(pl.col("part") == "rank").group_by(
+        ["variant", "length"], maintain_order=True
+    ):
+        for mine in part_rows(result, "rank", variant, length):
+            (c,) = part_rows(of_rank(result, mine["rank"]), "capture", variant, length)
+            named = {"device": c["device_us"], "idle": c["device_idle_us"], "host_wait": c["wait_us"],
+                     "communication": mine["communication_us"], "peer_wait": mine["peer_wait_us"]}  # fmt: skip
+            rows.append({"variant": variant, "length": length, "rank": int(mine["rank"])}
+                        | {k: round(v / 1e3, 3) for k, v in named.items()})  # fmt: skip
+    return pl.DataFrame(rows)
+
+
+def skews(result: Result) -> pl.DataFrame:
+    """Return per variant and length the ranks' skew at collectives and block starts: median, p80, greatest, in us."""
+    import polars as pl
+
+    apart = result.table.filter(pl.col("part").is_in(["collective", "block start"]))
+    return apart.group_by("variant", "length", "part", maintain_order=True).agg(
+        pl.len().alias("count"),
+        pl.col("skew_us").median().round(1).alias("median_us"),
+        pl.col("skew_us").quantile(0.8, "linear").round(1).alias("p80_us"),
+        pl.col("skew_us").max().round(1).alias("greatest_us"),
+    )
+
+
+def _on_every_rank(checks: Sequence[Check]) -> Check:
+    """One claim that was checked on every rank."""
+    values = [f"rank {rank}: {c.value}" for rank, c in enumerate(checks)]
+    same = len({c.value for c in checks}) == 1
+    return Check(
+        f"{checks[0].claim}, on every rank",
+        all(c.holds for c in checks),
+        str(checks[0].value) if same else " | ".join(values),
+        next((c.known for c in checks if c.known), ""),
+    )
+
+
+def checks(result: Result) -> list[Check]:
+    """Claims of the captions on every rank, waits of whole steps, step times, the what-if, and the ranks' skew."""
+    import polars as pl
+
+    views = [of_rank(result, rank) for rank in ranks_of(result)]
+    out = [_on_every_rank(same) for same in zip(*(one.capture_checks(v) for v in views))]
+    out.append(_on_every_rank([one.host_loop_check(v) for v in views]))
+    counted = result.table.filter((pl.col("part") == "rank step") & pl.col("waits").is_not_null())
+    for variant, wanted in WAITS.items():
+        mine = counted.filter(pl.col("variant") == variant)
+        waits, pageable = sorted(set(mine["waits"].to_list())), int(mine["pageable_d2h"].sum() or 0)
+        claim = f"{variant}: {wanted} host waits in a whole step, on every rank"
+        out.append(Check(claim, waits == [wanted] and not pageable, f"{mine.height} steps counted, waits {waits}"))
+    rowwise = counted.filter(pl.col("variant") == "rowwise")
+    out.append(Check("rowwise drops no route at capacity factor 1.25", int(rowwise["dropped"].sum()) == 0,
+                     f"{int(rowwise['dropped'].sum())} of {int(rowwise['offered'].sum())} routes; capacity used up to "
+                     f"{rowwise['capacity_use'].max():.1%}"))  # fmt: skip
+    for length in one.captured_lengths(result):
+        out.append(one.faster_check(result, length))
+        out.append(_on_every_rank([one.what_if_check(v, length) for v in views]))
+        out.append(_peers_check(result, length))
+    return out
+
+
+def _peers_check(result: Result, length: int) -> Check:
+    found = {
+        v: [r["peer_wait_us"] / 1e3 for r in part_rows(result, "rank", v, length)] for v in ("synchronized", "rowwise")
+    }
+    text = "; ".join(f"{v} {', '.join(f'{ms:.1f}' for ms in per_rank)} ms by rank" for v, per_rank in found.items())
+    return Check(f"{length} tokens a sequence: synchronized ranks wait longer for each other than rowwise ones",
+                 sum(found["synchronized"]) > sum(found["rowwise"]), text)  # fmt: skip
+
+
+def draw(result: Result) -> go.Figure:
+    """Draw one rank's captures as the one-GPU figure does."""
+    rank, ranks = result.params.rank, len(ranks_of(result))
+    fig = one.draw(of_rank(result, rank))
+    fig.update_layout(title_text=f"Two submission regimes on {ranks} GPUs: rank {rank}")
+    return fig
+
+
+def draw_skew(result: Result) -> go.Figure:
+    """Draw how far the ranks lie apart at every collective of the captured microbatch, both paths at both lengths."""
+    from workbench.plotting import SERIES, badge, figure
+
+    lengths = one.captured_lengths(result)
+    titles = [f"2 x {n} tokens a rank" if result.params.sequences == 2 else f"{n} tokens a sequence" for n in lengths]
+    fig = figure("How long the first rank waits for the last at each collective", cols=len(lengths), height=380,
+                 shared_xaxes=False, shared_yaxes=True, subplot_titles=titles)  # fmt: skip
+    for column, length in enumerate(lengths, start=1):
+        for variant, colour in (("synchronized", SERIES[0]), ("rowwise", SERIES[2])):
+            rows = part_rows(result, "collective", variant, length)
+            fig.add_scatter(
+                x=[(r["block"] + 0.5) / len(rows) for r in rows], y=[max(r["skew_us"], 0.1) for r in rows],
+                mode="markers", name=variant, legendgroup=variant, showlegend=column == 1,
+                marker={"color": colour, "size": 6}, row=1, col=column,
+                customdata=[(r["label"], r["last_rank"]) for r in rows],
+                hovertemplate="%{customdata[0]}: %{y:.1f} us<br>rank %{customdata[1]} came last<extra></extra>",
+            )  # fmt: skip
+        fig.update_xaxes(title="collectives in order of launch", tickformat=".0%", range=[0, 1], row=1, col=column)
+    fig.update_yaxes(type="log", title="skew (us, log)", col=1)
+    fig.update_layout(legend={"y": -0.3, "yanchor": "top"}, margin={"t": 90})
+    return badge(fig, result)
+
+
+def view(result: Result) -> dict[str, Any]:
+    """Return the arguments of `workbench.widgets.trace_view` for the shown rank's capture."""
+    return one.view(of_rank(result, result.params.rank))
+
+
+EXPERIMENT = Experiment(
+    slug="fig74_submission_regimes_ep",
+    group="appendix_b",
+    title="Figures 74 and 75 over several GPUs: both regimes on every rank",
+    claim="With a host wait in every routed block all ranks keep in step with their GPUs and wait for each other; "
+    "without it every rank's CPU runs ahead.",
+    kind="measured",
+    anchor="Appendix B.5, Figures 74 and 75; Sections 8.2 and 8.4",
+    params=RegimesRanksParams,
+    figure=draw,
+    checks=checks,
+    measure=measure,
+    needs="CUDA GPUs of one host with peer access, NCCL and nvshmem4py",
+)
