@@ -39,10 +39,16 @@ class Folded(NamedTuple):
 
 
 @cache
-def cuda_ready(index: int) -> bool:
+def _cuda_ready(index: int) -> bool:
     from moe_kernels.mxfp8 import cuda
 
     return cuda.available(torch.device("cuda", index))
+
+
+@torch.compiler.assume_constant_result
+def cuda_ready(index: int) -> bool:
+    """Whether the CUDA kernels run on device `index`; a constant to torch.compile."""
+    return _cuda_ready(index)
 
 
 def pick_impl(impl: str | None, device: torch.device) -> str:
