@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 from workbench.measure.timing import summary
 
 if TYPE_CHECKING:
+    from moe_kernels.transport import SymmetricPool
+
     from workbench.measure.multi_gpu import Rank
 
 PROGRAMS = ("routed_block", "regimes")
@@ -86,24 +88,27 @@ def run(job: Job) -> None:
     r.row("start", transport=transport.name, device=torch.cuda.get_device_name(device) if r.cuda else "cpu")
     _leave(r, job)
     # The block first: it refuses unequal T.
-    work, close = _block(r, job) if job.program == "routed_block" else _training(r, job)
+    work, pool = _block(r, job) if job.program == "routed_block" else _training(r, job)
     if job.program == "routed_block":
         parity(r)
         _leave(r, job)
-    for path, step in work.items():
+    for step in work.values():
         for _ in range(2):
             step()
+    # Until the dry run has ended, rowwise ranks agree on T through their hosts.
+    pool.freeze()
+    for path, step in work.items():
         times = r.time_us(step, job.steps)
         r.row("step", path=path, tokens=job.tokens_of(rank), **summary(times), samples_us=[round(t, 1) for t in times])
         _leave(r, job)
     _profile(r, job, work["rowwise"])
-    close()
+    pool.close()
     transport.close()
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _block(r: Rank, job: Job) -> tuple[dict[str, Callable[[], Any]], Callable[[], None]]:
+def _block(r: Rank, job: Job) -> tuple[dict[str, Callable[[], Any]], SymmetricPool]:
     """Forward and backward of one routed block on each path, over this rank's tokens."""
     import torch
     from moe_kernels.block import RoutedBlock
@@ -146,10 +151,10 @@ def _block(r: Rank, job: Job) -> tuple[dict[str, Callable[[], Any]], Callable[[]
     def step(block: RoutedBlock) -> Callable[[], Any]:
         return lambda: torch.autograd.grad(block(x), [x, *block.parameters()], d_out)
 
-    return {path: step(block) for path, block in blocks.items()}, blocks["rowwise"].pool.close
+    return {path: step(block) for path, block in blocks.items()}, blocks["rowwise"].pool
 
 
-def _training(r: Rank, job: Job) -> tuple[dict[str, Callable[[], Any]], Callable[[], None]]:
+def _training(r: Rank, job: Job) -> tuple[dict[str, Callable[[], Any]], SymmetricPool]:
     """Whole training steps of the development model on each path; a step is two sequences."""
     import torch
     import torch.distributed as dist
@@ -168,7 +173,7 @@ def _training(r: Rank, job: Job) -> tuple[dict[str, Callable[[], Any]], Callable
         torch.randint(0, config.vocabulary, size, device=r.device, generator=generator) for _ in range(2)
     )
     dtype = torch.bfloat16 if r.cuda else torch.float32
-    steps, close = {}, lambda: None
+    steps, pools = {}, []
     for path in PATHS:
         model = DevelopmentModel(
             config,
@@ -180,8 +185,8 @@ def _training(r: Rank, job: Job) -> tuple[dict[str, Callable[[], Any]], Callable
         step = TrainStep(model, make_optimizer(model), group=dist.group.WORLD)
         steps[path] = functools.partial(step, [(inputs, targets)])
         if model.pool is not None:
-            close = model.pool.close
-    return steps, close
+            pools.append(model.pool)
+    return steps, pools[0]
 
 
 def _profile(r: Rank, job: Job, step: Callable[[], Any]) -> None:
