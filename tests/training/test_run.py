@@ -32,6 +32,9 @@ def text(tmp_path_factory):
     return str(folder)
 
 
+KEYS = [(1, "original"), (1, "branch"), (3, "original"), (3, "branch")]
+
+
 def config(text: str, steps: int, **changes) -> RunConfig:
     tokens = steps * SMALL.batch * SMALL.sequence
     return SMALL.replace(corpus=text, total_tokens=tokens, warmup_tokens=tokens // 10, **changes)
@@ -115,16 +118,21 @@ def test_a_branch_reloads_everything_and_changes_one_thing(text, tmp_path):
         branch(tmp_path / "a", 7, tmp_path / "d", lr=1.0)
 
 
-def test_a_branch_campaign_keeps_both_arms_and_their_throughput(text, tmp_path):
+def test_a_branch_campaign_keeps_both_arms_of_every_seed_and_their_throughput(text, tmp_path):
     said: list[str] = []
-    rows = lbl_branch(
-        config(text, 75), tmp_path, at_step=25, coefficient=0.005, device="cpu", progress=said.append
-    )  # fmt: skip
-    arms = {arm: [r["step"] for r in rows if r["arm"] == arm] for arm in ("original", "branch")}
-    assert arms == {"original": list(range(1, 76)), "branch": list(range(26, 76))}
-    timed = [(r["arm"], r["step"]) for r in rows if r["tokens_per_s"]]
-    assert timed == [("original", 25), ("original", 50), ("original", 75), ("branch", 50), ("branch", 75)]
-    assert len(said) == 5 and said[0].startswith("seed 0 original: step 25, ce ")
+    configs = [config(text, 60, seed=s, data_seed=s) for s in (3, 1)]
+    rows = lbl_branch(configs, tmp_path, at_step=30, coefficient=0.005, device="cpu", progress=said.append)
+    steps = {key: [r["step"] for r in rows if (r["seed"], r["arm"]) == key] for key in KEYS}
+    assert list(steps) == list(dict.fromkeys((r["seed"], r["arm"]) for r in rows))
+    assert all(v == list(range(1 if arm == "original" else 31, 61)) for (_, arm), v in steps.items())
+    timed = [r["step"] for r in rows if r["tokens_per_s"] and (r["seed"], r["arm"]) == (1, "original")]
+    assert timed == [25, 30, 50, 60]
+    assert said[0].startswith("seed 3 original: step 25, ce ") and len(said) == 2 * 2 + 2 * 4
+    ce = {(r["seed"], r["arm"], r["step"]): r["ce"] for r in rows}
+    assert ce[1, "original", 31] == ce[1, "branch", 31], "the branch reloads the checkpoint and sees the same batch"
+    assert ce[1, "original", 60] != ce[1, "branch", 60]
+    alone = train(configs[1], tmp_path / "alone")
+    assert [f"{r['ce']:.7g}" for r in alone] == [f"{ce[1, 'original', r['step']]:.7g}" for r in alone]
 
 
 def test_segments_overlap_and_repeat_their_losses(text, tmp_path):

@@ -68,7 +68,7 @@ def measure(params: BranchParams, recorder: Any) -> list[dict[str, Any]]:
     """Train original and branch for every seed, on the GPU where there is one."""
     import torch
 
-    from workbench.training.campaigns import run_all
+    from workbench.training.campaigns import lbl_branch, scratch
     from workbench.training.config import TINY, RunConfig
     from workbench.training.corpus import load_corpus
 
@@ -82,35 +82,36 @@ def measure(params: BranchParams, recorder: Any) -> list[dict[str, Any]]:
     )
     tokens = params.steps * base.batch * base.sequence
     base = base.replace(total_tokens=tokens, warmup_tokens=tokens // 20)
-    jobs = [
-        (
-            "lbl_branch",
-            {
-                "config": base.replace(seed=s, data_seed=s).as_dict(),
-                "at_step": params.branch_step,
-                "coefficient": params.branch_coefficient,
-                "device": "cuda" if gpu else "cpu",
-                "graphs": gpu and params.graphs,
-            },
-        )
-        for s in params.seeds
-    ]
+    configs = [base.replace(seed=s, data_seed=s) for s in params.seeds]
+    graphs = gpu and params.graphs
     recorder.set(
         "workload", config=base.as_dict(), corpus=load_corpus(base.corpus).provenance, seeds=list(params.seeds)
     )
     recorder.set("precision", parameters=base.dtype, masters="float32", moments="float32", router="float32")
-    recorder.set("topology", nodes=1, gpus=int(gpu), processes=len(jobs))
+    recorder.set("topology", nodes=1, gpus=int(gpu), processes=1)
     recorder.set(
         "protocol",
         branch="model and optimizer reloaded at the branch step; only lbl_coefficient changed",
-        timer="none: losses, not times",
-        steps="CUDA graph replays" if gpu and params.graphs else "eager",
+        timer="perf_counter between reads of the metrics, every 25 steps: tokens per second of each run",
+        order="all runs in one process, a step of each in turn; with graphs their streams overlap",
+        steps="CUDA graph replays" if graphs else "eager",
         warmup="learning-rate warmup of a twentieth of the tokens",
-        repeats=len(jobs),
-        repetitions=f"{len(jobs)} seeds",
+        repeats=len(configs),
+        repetitions=f"{len(configs)} seeds",
         exclusions="none",
     )
-    recorder.rows.extend(run_all(jobs, processes=len(jobs) if gpu else 1))
+    with scratch() as folder:
+        recorder.rows.extend(
+            lbl_branch(
+                configs,
+                folder,
+                at_step=params.branch_step,
+                coefficient=params.branch_coefficient,
+                device="cuda" if gpu else "cpu",
+                graphs=graphs,
+                progress=lambda text: print(text, flush=True),
+            )
+        )
     return recorder.rows
 
 

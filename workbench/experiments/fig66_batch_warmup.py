@@ -60,7 +60,7 @@ def measure(params: BatchWarmupParams, recorder: Any) -> list[dict[str, Any]]:
     """
     import torch
 
-    from workbench.training.campaigns import run_all
+    from workbench.training.campaigns import scratch, segmented
     from workbench.training.config import TINY, RunConfig
     from workbench.training.corpus import load_corpus
 
@@ -92,19 +92,6 @@ def measure(params: BatchWarmupParams, recorder: Any) -> list[dict[str, Any]]:
     }
     graphs = gpu and params.graphs
     partial = os.environ.get("WORKBENCH_PARTIAL")
-    common = {
-        "overlap": params.overlap,
-        "device": "cuda" if gpu else "cpu",
-        "graphs": graphs,
-        "partial": Path(partial) if partial else None,
-    }
-    jobs = [
-        (
-            "segmented",
-            {"config": c.as_dict(), "schedule": name, "segments": params.segments if name == "warmup" else 1} | common,
-        )
-        for name, c in configs.items()
-    ]
     recorder.set(
         "workload",
         configs={n: c.as_dict() for n, c in configs.items()},
@@ -128,7 +115,21 @@ def measure(params: BatchWarmupParams, recorder: Any) -> list[dict[str, Any]]:
         seconds="wall time at each read-back, checkpoints and repeated overlap steps left out",
         exclusions="none",
     )
-    recorder.rows.extend(run_all(jobs, processes=1))
+    for name, config in configs.items():
+        with scratch() as folder:
+            recorder.rows.extend(
+                segmented(
+                    config,
+                    folder,
+                    schedule=name,
+                    segments=params.segments if name == "warmup" else 1,
+                    overlap=params.overlap,
+                    device="cuda" if gpu else "cpu",
+                    graphs=graphs,
+                    partial=Path(partial) if partial else None,
+                    progress=lambda text: print(text, flush=True),
+                )
+            )
     return recorder.rows
 
 

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from workbench.training.config import RunConfig
-from workbench.training.run import branch, train
+from workbench.training.run import branch
 
+READ_EVERY = 25
+"""Steps between reads of the metrics, the only host waits."""
 SCRATCH_BYTES = 16 << 30
-"""Free space from which on checkpoints of a campaign go to memory: three runs keep two of about 0.6 GB each."""
+"""Free space from which on checkpoints of a campaign go to memory: six runs keep one of about 0.8 GB each."""
 
 Progress = Callable[[str], None]
 
@@ -29,22 +32,33 @@ def _round(rows: list[dict[str, Any]], **keys: Any) -> list[dict[str, Any]]:
     return [keys | {k: float(f"{v:.7g}") if isinstance(v, float) else v for k, v in r.items()} for r in rows]
 
 
-def _say(label: str, progress: Progress | None, rates: dict[int, float]) -> Callable[[dict[str, float]], None]:
-    """Return a callback that keeps each read-back's tokens per second by step, and tells of it."""
-
-    def say(row: dict[str, float]) -> None:
-        rates[int(row["step"])] = row["tokens_per_s"]
-        if progress:
-            progress(
-                f"{label}: step {row['step']}, ce {row['ce']:.3f}, lbl {row['lbl']:.3f}, "
-                f"{row['tokens_per_s']:.0f} tokens/s"
-            )
-
-    return say
+def _advance(
+    trainers: dict[str, Any], steps: int, rates: dict[str, dict[int, float]], progress: Progress | None
+) -> None:
+    """Step runs in turn until each has done `steps`; runs with graphs have a stream each, which the GPU overlaps."""
+    since = time.perf_counter(), {name: t.tokens for name, t in trainers.items()}
+    while active := {name: t for name, t in trainers.items() if t.step_count < steps}:
+        for trainer in active.values():
+            trainer.step()
+        done = max(t.step_count for t in active.values())
+        if done % READ_EVERY and done < steps:
+            continue
+        for trainer in active.values():
+            trainer.read_back()
+        now = time.perf_counter()
+        for name, trainer in active.items():
+            rate = (trainer.tokens - since[1][name]) / (now - since[0])
+            rates[name][trainer.step_count] = rate
+            if progress:
+                last = trainer.rows[-1]
+                progress(
+                    f"{name}: step {last['step']}, ce {last['ce']:.3f}, lbl {last['lbl']:.3f}, {rate:.0f} tokens/s"
+                )
+        since = now, {name: t.tokens for name, t in trainers.items()}
 
 
 def lbl_branch(
-    config: RunConfig,
+    configs: Sequence[RunConfig],
     folder: Path,
     *,
     at_step: int,
@@ -53,26 +67,36 @@ def lbl_branch(
     graphs: bool = False,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
-    """Train an original run, branch it at `at_step` with another LBL coefficient, train both to the end.
+    """Train original runs, branch each at `at_step` with another LBL coefficient, train all to the end.
 
+    Args:
+        configs: of the originals, which differ in their seeds.
+        folder: where the checkpoints go.
     Returns:
         History rows with ``seed`` and ``arm`` (``original`` or ``branch``), tokens per second where metrics were read.
     """
-    original, branched = folder / "original", folder / "branch"
-    how: dict[str, Any] = {"device": device, "graphs": graphs}
-    rates: dict[str, dict[int, float]] = {"original": {}, "branch": {}}
-    tell = {arm: _say(f"seed {config.seed} {arm}", progress, rates[arm]) for arm in rates}
-    train(config, original, steps=at_step, progress=tell["original"], **how)
-    changed = branch(original, at_step, branched, lbl_coefficient=coefficient)
-    histories = {
-        "original": train(config, original, progress=tell["original"], **how),
-        "branch": train(changed, branched, progress=tell["branch"], **how),
-    }
+    from workbench.training.run import Trainer
+
+    rates: dict[str, dict[int, float]] = defaultdict(dict)
+    runs = {(c.seed, "original"): Trainer(c, device, graphs=graphs) for c in configs}
+    _advance(_named(runs), at_step, rates, progress)
+    for config in configs:
+        saved, branched = folder / f"{config.seed}-original", folder / f"{config.seed}-branch"
+        runs[config.seed, "original"].save(saved)
+        changed = branch(saved, at_step, branched, lbl_coefficient=coefficient)
+        runs[config.seed, "branch"] = Trainer(changed, device, graphs=graphs)
+        runs[config.seed, "branch"].restore(branched)
+    _advance(_named(runs), steps_of(configs[0]), rates, progress)
     rows = []
-    for arm, history in histories.items():
-        timed = [r | {"tokens_per_s": rates[arm].get(int(r["step"]))} for r in history]
-        rows += _round(timed, seed=config.seed, arm=arm)
+    for (seed, arm), trainer in sorted(runs.items(), key=lambda r: (r[0][0], r[0][1] == "branch")):
+        measured = rates[f"seed {seed} {arm}"]
+        timed = [r | {"tokens_per_s": measured.get(int(r["step"]))} for r in trainer.rows]
+        rows += _round(timed, seed=seed, arm=arm)
     return rows
+
+
+def _named(runs: dict[tuple[int, str], Any]) -> dict[str, Any]:
+    return {f"seed {seed} {arm}": trainer for (seed, arm), trainer in runs.items()}
 
 
 def segment_bounds(steps: int, segments: int, overlap: int) -> list[tuple[int, int]]:
@@ -130,7 +154,7 @@ def segmented(
         began, known = time.perf_counter(), len(rows)
         while trainer.step_count < end:
             trainer.step()
-            if trainer.step_count % 25 == 0 or trainer.step_count in (boundary, end):
+            if trainer.step_count % READ_EVERY == 0 or trainer.step_count in (boundary, end):
                 trainer.read_back()
                 now = spent + time.perf_counter() - began
                 for row in trainer.rows[len(rows) - known :]:
@@ -159,31 +183,13 @@ def _tell(new: list[dict[str, Any]], what: str, total: int, partial: Path | None
         )
 
 
-def _scratch() -> Path | None:
-    """Return memory-backed storage where there is plenty: a campaign's checkpoints need not outlive it."""
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Yield a temporary folder, in memory where there is plenty: a campaign's checkpoints need not outlive it."""
     memory = Path("/dev/shm")
     try:
-        return memory if shutil.disk_usage(memory).free > SCRATCH_BYTES and os.access(memory, os.W_OK) else None
+        roomy = shutil.disk_usage(memory).free > SCRATCH_BYTES and os.access(memory, os.W_OK)
     except OSError:
-        return None
-
-
-def _job(work: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    kind, options = work
-    config = RunConfig.from_dict(options.pop("config"))
-    with tempfile.TemporaryDirectory(prefix="workbench-training-", dir=_scratch()) as scratch:
-        run = {"lbl_branch": lbl_branch, "segmented": segmented}[kind]
-        return run(config, Path(scratch), progress=lambda text: print(text, flush=True), **options)
-
-
-def run_all(jobs: Sequence[tuple[str, dict[str, Any]]], *, processes: int) -> list[dict[str, Any]]:
-    """Run campaign jobs in spawned processes (one GPU is far from full with one small run) and join their rows.
-
-    Args:
-        jobs: (``lbl_branch`` or ``segmented``, its keyword arguments with the configuration as a dict).
-        processes: at once; 1 runs them here.
-    """
-    if processes == 1:
-        return [row for job in jobs for row in _job(job)]
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        return [row for rows in pool.imap(_job, jobs) for row in rows]
+        roomy = False
+    with tempfile.TemporaryDirectory(prefix="workbench-training-", dir=memory if roomy else None) as folder:
+        yield Path(folder)
