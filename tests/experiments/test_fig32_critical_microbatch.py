@@ -81,6 +81,16 @@ def test_the_known_crossover_is_found_with_its_interval():
     assert not failing(measured(table()))
 
 
+def test_the_table_of_crossovers_says_where_idle_begins_and_memory_ends():
+    rows = {(r["layer"], r["passes"], r["mode"]): r for r in fig32.crossovers(measured(table()))}
+    row = rows["routed, synchronized", "forward", "eager"]
+    # Idle begins far above the crossover of the layer that waits, and one percent of 8 ms is left at the largest size.
+    assert row["crossover"] == "2,048" and row["idle > 5% below"] == "7,741"
+    assert rows["dense", "forward", "eager"]["us idle per call at the largest"] == 40
+    assert rows["dense", "forward", "eager"]["tokens that fill the memory"] == 1_000_000
+    assert rows["dense", "forward", "replay"]["crossover"] == "at most 256"
+
+
 def test_sliders_scale_the_measured_table():
     plain = fig32.curves(measured(table()))[0]
     faster = fig32.curves(measured(table(), device_speed=2.0))[0]
@@ -136,7 +146,7 @@ class Device:
         monkeypatch.setattr(capture, "require_gpu", lambda what: None)
         monkeypatch.setattr(regions, "spin_cycles_per_us", lambda: 1.0)
         monkeypatch.setattr(regions, "measure_region", self.measure)
-        monkeypatch.setattr(regions, "idle_share", lambda call, calls: 0.0 if self.size >= crossing else 0.5)
+        monkeypatch.setattr(regions, "back_to_back", lambda call, calls: (0.0 if self.size >= crossing else 0.5, 7))
         monkeypatch.setattr(timing, "wall_us", lambda call, **_: [100.0, 100.0])
         properties = type("Properties", (), {"total_memory": 1 << 37})
         monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: properties)
@@ -151,9 +161,9 @@ class Device:
         from workbench.measure.regions import Region
 
         call()
-        self.calls.append((self.size, repeats, warmup, count))
+        self.calls.append((self.size, repeats, warmup))
         times = [100.0 * self.size / self.crossing] * repeats
-        return Region([100.0] * repeats, times, launches=7 if count else 0, waited=self.waits)
+        return Region([100.0] * repeats, times, waited=self.waits)
 
 
 def test_your_own_layer_gets_its_crossover(monkeypatch):
@@ -163,8 +173,8 @@ def test_your_own_layer_gets_its_crossover(monkeypatch):
     assert curve["critical"] == pytest.approx(2048) and curve["layer"] == "your layer"
     assert [r["launches"] for r in curve["rows"]] == [7, 7, 7]
     assert [len(json.loads(r["submit_us"])) for r in curve["rows"]] == [9, 9, 9]
-    # Every size once a round; warm-up and counting belong to the first.
-    assert device.calls == [(s, 3, 1 if turn else 3, turn == 0) for turn in range(3) for s in (512, 1024, 4096)]
+    # Every size once a round; the long warm-up belongs to the first.
+    assert device.calls == [(s, 3, 1 if turn else 3) for turn in range(3) for s in (512, 1024, 4096)]
     assert len(result.checks) == 4 and not failing(result)
     assert result.with_params(device_speed=2.0).figure().data
     assert result.recording.record["workload"]["size_unit"] == "tokens"
@@ -174,16 +184,21 @@ class PretendedLayers:
     """Stands in for the development model's layers; one of them refuses to be compiled."""
 
     def __init__(self, device: Device, broken: BaseException | None) -> None:
-        self.device, self.broken = device, broken
+        self.device, self.broken, self.wrong = device, broken, False
         self.layers = {"dense": "dense", "routed, rowwise": "rowwise", "routed, synchronized": "synchronized"}
 
     def region(self, name, passes, tokens, layer=None):
         from workbench.measure.blocks import LayerRegion
 
-        if layer == "compiled rowwise" and self.broken:
+        if layer == "compiled rowwise" and isinstance(self.broken, ArithmeticError):
+            self.wrong = True
+        elif layer == "compiled rowwise" and self.broken:
             raise self.broken
         call = self.device.prepare(tokens)
-        return LayerRegion(lambda: (call(), torch.ones(4))[1], call, call)
+        # As the real one: every region draws its own input.
+        x = torch.randn(4)
+        wrong = 1.0 if layer == "compiled rowwise" and self.wrong else 0.0
+        return LayerRegion(lambda: (call(), x + wrong)[1], call, call)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +207,7 @@ class PretendedLayers:
         (None, "graphs over all sizes"),
         (TypeError("no\nsecond line"), "refused: TypeError: no"),
         (KeyboardInterrupt(), None),
+        (ArithmeticError(), "compiled output differs"),
     ],
 )
 def test_measuring_visits_every_region_and_keeps_its_rows_whatever_the_compiler_does(monkeypatch, broken, said):

@@ -163,21 +163,6 @@ def _wait_check(name: str, c: dict[str, Any], what: str) -> Check:
     )
 
 
-def crossovers(result: Result) -> list[dict[str, Any]]:
-    """One row per layer, passes and mode: crossover with its interval, where idle time begins, where memory ends."""
-    out = []
-    for c in curves(result):
-        steady = idle_us(c["rows"][-1])
-        out.append({
-            "layer": c["layer"], "passes": c["passes"], "mode": c["mode"], "crossover": said(c["critical"], c),
-            "from": said(c["low"], c), "to": said(c["high"], c),
-            f"idle > {IDLE:.0%} below": "" if c["idle"] is None else said(c["idle"], c),
-            "us idle per call at the largest": None if steady is None else round(steady),
-            f"{unit(result)} that fill the memory": None if c["limit"] is None else round(c["limit"]),
-        })  # fmt: skip
-    return out
-
-
 def draw_crossovers(result: Result) -> go.Figure:
     """Draw one panel per layer and passes: both times over the size, the crossover, and where the device idles."""
     import plotly.graph_objects as go

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from workbench.experiment import Check, Experiment, Params, Result, param
-from workbench.experiments._crossover import FASTER, crossover_checks, curves, draw_crossovers
+from workbench.experiments._crossover import (
+    FASTER,
+    IDLE,
+    crossover_checks,
+    curves,
+    draw_crossovers,
+    idle_us,
+    said,
+    unit,
+)
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -26,7 +35,7 @@ class CriticalMicrobatchParams(Params):
     """Sizes of the measurement, and what-ifs on top of either source."""
 
     tokens: tuple[int, ...] = param(
-        (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536), "microbatch sizes", unit="tokens", min=64, max=131072
+        (256, 512, 1024, 2048, 4096, 8192, 16384, 32768), "microbatch sizes", unit="tokens", min=64, max=131072
     )
     compiled_tokens: tuple[int, ...] = param(
         (256, 1024, 2048, 4096, 8192), "sizes of the compiled layers; none skips them", unit="tokens", min=64
@@ -92,14 +101,14 @@ def measure(params: CriticalMicrobatchParams, recorder: Any) -> list[dict[str, A
                     _measure_one(params, sweep, layers, tokens, layer, passes)
             torch.cuda.empty_cache()
         print(f"round {turn + 1} of {ROUNDS}: {time.monotonic() - started:.0f} s", flush=True)
-    said: dict[str, str] = {}
+    compiled: dict[str, str] = {}
     try:
         for layer in COMPILED if params.compiled_tokens else ():
-            said[layer] = _measure_compiled(params, sweep, layers, layer)
-            print(f"{layer}, compiled: {said[layer]}, {time.monotonic() - started:.0f} s", flush=True)
+            compiled[layer] = _measure_compiled(params, sweep, layers, layer)
+            print(f"{layer}, compiled: {compiled[layer]}, {time.monotonic() - started:.0f} s", flush=True)
     except KeyboardInterrupt:
-        said["interrupted"] = "while compiling; the rows before it are kept"
-    recorder.set("protocol", compile=said or "not asked for")
+        compiled["interrupted"] = "while compiling; the rows before it are kept"
+    recorder.set("protocol", compile=compiled or "not asked for")
     sweep.write(recorder)
     return recorder.rows
 
@@ -127,7 +136,7 @@ def _measure_one(params: Any, sweep: Any, layers: Any, tokens: int, layer: str, 
     key, region, large = Key(layer, passes, "eager", tokens), layers.region(layer, passes, tokens), tokens > LARGE
     first = key not in sweep.notes
     repeats = max(2, params.repeats // ROUNDS // (2 if large else 1))
-    sweep.add(key, region.submit_call, repeats, count=first)
+    sweep.add(key, region.submit_call, repeats)
     if not first:
         return
     sweep.add_idle(key, region.call, batch=2 if large else 4, calls=4 if large else 8)
@@ -152,13 +161,16 @@ def _measure_compiled(params: Any, sweep: Any, layers: Any, layer: str) -> str:
     rows = []
     try:
         for tokens in params.compiled_tokens:
+            torch.manual_seed(tokens)
             eager = layers.region(layer, "forward", tokens)
             for passes in PASSES:
+                torch.manual_seed(tokens)
                 region = layers.region(layer, passes, tokens, layer=module)
                 if passes == "forward":
                     _same_output(eager, region)
                 rows.append(Key(layer, passes, "compiled", tokens))
-                sweep.add(rows[-1], region.submit_call, params.repeats, count=True)
+                sweep.add(rows[-1], region.submit_call, params.repeats)
+                sweep.add_idle(rows[-1], region.call, batch=4)
     except Exception as error:  # the compiler refuses in many ways
         return f"refused: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
     graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
@@ -169,8 +181,8 @@ def _measure_compiled(params: Any, sweep: Any, layers: Any, layer: str) -> str:
 
 
 def _same_output(eager: Any, compiled: Any) -> None:
-    """Raise where a compiled forward differs from the eager one by more than BF16 fusion explains."""
-    a, b = eager.call().float(), compiled.call().float()
+    """Raise where a compiled forward differs from the eager one of equal input by more than BF16 fusion explains."""
+    a, b = (region.call().detach().float() for region in (eager, compiled))
     error = float((a - b).norm() / a.norm())
     if not error < 0.03:
         raise ArithmeticError(f"compiled output differs from eager output by {error:.3g} of its norm")
@@ -192,6 +204,21 @@ def checks(result: Result) -> list[Check]:
                     f"{c['submit'][0]:.0f} against {dense['submit'][0]:.0f} us",
                 )
             )
+    return out
+
+
+def crossovers(result: Result) -> list[dict[str, Any]]:
+    """One row per layer, passes and mode: crossover with its interval, where idle time begins, where memory ends."""
+    out = []
+    for c in curves(result):
+        steady = idle_us(c["rows"][-1])
+        out.append({
+            "layer": c["layer"], "passes": c["passes"], "mode": c["mode"], "crossover": said(c["critical"], c),
+            "from": said(c["low"], c), "to": said(c["high"], c),
+            f"idle > {IDLE:.0%} below": "" if c["idle"] is None else said(c["idle"], c),
+            "us idle per call at the largest": None if steady is None else round(steady),
+            f"{unit(result)} that fill the memory": None if c["limit"] is None else round(c["limit"]),
+        })  # fmt: skip
     return out
 
 
@@ -319,7 +346,7 @@ def critical_microbatch(
                     raise TypeError(f"{name} at size {size}: expected a callable without arguments, such as "
                                     f"lambda: layer(x), got {type(call).__name__}")  # fmt: skip
                 key = Key(name, "", "eager", size)
-                sweep.add(key, call, repeats // ROUNDS, count=turn == 0)
+                sweep.add(key, call, repeats // ROUNDS)
                 if turn == 0:
                     sweep.add_idle(key, call, batch=4)
                     sweep.note(key, waits=False)

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 class HeadroomOperationsParams(Params):
     """Parameters of the operation runs."""
 
-    repeats: int = param(30, "timed calls of each operation", min=5, max=500)
+    repeats: int = param(30, "timed calls of each operation, over all rounds", min=5, max=500)
 
 
+ROUNDS = 5
 KNOWN = {
     "compiled pointwise chain, 8192 x 4096": "fusion shortens this chain's device time more than its submission: "
     "checking the compiled region's guards costs the host more than one fused kernel of this size lasts",
@@ -40,22 +41,34 @@ def effect(waited: bool, device_us: float, submit_us: float) -> str:
 def measure(params: HeadroomOperationsParams, recorder: Any) -> list[dict[str, Any]]:
     """Measure device time per submission time of each operation on this GPU."""
     from workbench.measure.operations import operations
-    from workbench.measure.regions import measure_region, spin_cycles_per_us
-    from workbench.measure.timing import percentile
+    from workbench.measure.regions import Region, measure_region, spin_cycles_per_us
+    from workbench.measure.timing import summary
 
-    per_us = spin_cycles_per_us()
+    per_us, found = spin_cycles_per_us(), operations()
     recorder.set(
         "protocol",
         timer="submission: perf_counter_ns behind a spin kernel; device: CUDA events around the queued region",
-        warmup="3 calls",
+        warmup="3 calls, 1 in later rounds",
         repeats=params.repeats,
+        rounds=ROUNDS,
+        order="all operations once per round",
         spin_cycles_per_us=per_us,
         l2="warm: inputs of one operation are reused",
     )
     recorder.set("precision", parameters="bfloat16, FP32 router logits")
     recorder.set("topology", nodes=1, gpus=1)
-    for op in operations():
-        region = measure_region(op.call, repeats=params.repeats, per_us=per_us)
+    measured: dict[str, Region] = {}
+    for turn in range(ROUNDS):
+        for op in found:
+            part = measure_region(op.call, repeats=params.repeats // ROUNDS, warmup=1 if turn else 3, per_us=per_us,
+                                  count=turn == 0)  # fmt: skip
+            region = measured.setdefault(op.name, part)
+            if turn:
+                region.submit_us += part.submit_us
+                region.device_us += part.device_us
+                region.waited &= part.waited
+    for op in found:
+        region = measured[op.name]
         recorder.samples(f"{op.name} submit_us", region.submit_us)
         recorder.samples(f"{op.name} device_us", region.device_us)
         recorder.row(
@@ -63,12 +76,8 @@ def measure(params: HeadroomOperationsParams, recorder: Any) -> list[dict[str, A
             row=op.row,
             report=op.report,
             measured=effect(region.waited, region.device_p50_us, region.submit_p50_us),
-            submit_us_p20=percentile(region.submit_us, 0.2),
-            submit_us_p50=region.submit_p50_us,
-            submit_us_p80=percentile(region.submit_us, 0.8),
-            device_us_p20=percentile(region.device_us, 0.2),
-            device_us_p50=region.device_p50_us,
-            device_us_p80=percentile(region.device_us, 0.8),
+            **summary(region.submit_us, "submit_us"),
+            **summary(region.device_us, "device_us"),
             waited=region.waited,
             launches=region.launches,
         )

@@ -59,12 +59,13 @@ class Sweep:
             kept["launches"] = region.launches
 
     def add_idle(self, key: Key, call: Call, *, batch: int, calls: int = 8) -> None:
-        """Measure wall time per call and the device's idle share of back-to-back calls."""
-        from workbench.measure.regions import idle_share
+        """Measure wall time per call, and the device's idle share and operations, all of back-to-back calls."""
+        from workbench.measure.regions import back_to_back
         from workbench.measure.timing import percentile, wall_us
 
         walls = wall_us(call, repeats=2, warmup=1, batch=batch)
-        self.note(key, wall_us_p50=round(percentile(walls, 0.5), 3), idle_share=round(idle_share(call, calls), 5))
+        idle, launches = back_to_back(call, calls)
+        self.note(key, wall_us_p50=round(percentile(walls, 0.5), 3), idle_share=round(idle, 5), launches=launches)
 
     def note(self, key: Key, **values: Any) -> None:
         """Keep further columns of a key that was measured."""

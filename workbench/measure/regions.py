@@ -149,8 +149,8 @@ def count_launches(fn: Callable[[], Any], *, every: bool = False) -> tuple[int, 
     return device, {k: (len(v), statistics.fmean(v)) for k, v in sorted(api.items())}
 
 
-def idle_share(call: Callable[[], Any], calls: int = 8) -> float:
-    """Return the device's idle share over back-to-back calls, from the profiler, the first two calls left out.
+def back_to_back(call: Callable[[], Any], calls: int = 8) -> tuple[float, int]:
+    """Profile back-to-back calls: the device's idle share, the first two calls left out, and operations of one call.
 
     Raises:
         ValueError: fewer than three calls.
@@ -173,9 +173,10 @@ def idle_share(call: Callable[[], Any], calls: int = 8) -> float:
         for e in found
         if str(e.device_type()).endswith("CUDA") and "Sync" not in e.name()
     )
+    launches = round(len(spans) / calls)
     spans = spans[len(spans) * 2 // calls :]
     busy, reach = 0, spans[0][0]
     for start, end in spans:
         busy += max(0, end - max(start, reach))
         reach = max(reach, end)
-    return 1.0 - busy / (reach - spans[0][0])
+    return 1.0 - busy / (reach - spans[0][0]), launches
