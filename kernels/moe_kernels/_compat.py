@@ -51,3 +51,13 @@ def matmul_fp32_out(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def disable_compile(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` as torch.compile must leave it; the public spelling would import dynamo at once (seconds)."""
     return torch._disable_dynamo(function)
+
+
+def current_device() -> int:
+    """Index of the current CUDA device; the public call checks initialisation first, which a launch need not."""
+    return torch._C._cuda_getDevice()
+
+
+def current_stream_address(device: int) -> int:
+    """Handle of the current stream of CUDA device `device`; a public Stream object costs the host several us."""
+    return torch._C._cuda_getCurrentRawStream(device)

@@ -46,22 +46,33 @@ def check_tensor(
 
     `None` in `shape` accepts any size. Values are never read, so a check costs no device wait.
     """
+    if (
+        isinstance(tensor, torch.Tensor)
+        and (shape is None or _fits(tensor.shape, shape))
+        and (dtypes is None or tensor.dtype in dtypes)
+        and (device is None or tensor.device == device)
+        and not (contiguous and not tensor.is_contiguous())
+    ):
+        return tensor
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor; got {type(tensor).__name__}")
-    if shape is not None:
-        fits = tensor.dim() == len(shape) and all(want is None or want == got for want, got in zip(shape, tensor.shape))
-        if not fits:
-            wanted = "[" + ", ".join("any" if s is None else str(s) for s in shape) + "]"
-            raise ValueError(f"{name} must have shape {wanted}; got {list(tensor.shape)}")
+    if shape is not None and not _fits(tensor.shape, shape):
+        wanted = "[" + ", ".join("any" if s is None else str(s) for s in shape) + "]"
+        raise ValueError(f"{name} must have shape {wanted}; got {list(tensor.shape)}")
     if dtypes is not None and tensor.dtype not in dtypes:
         raise TypeError(f"{name} must have dtype {' or '.join(str(d) for d in dtypes)}; got {tensor.dtype}")
     if device is not None and tensor.device != device:
         raise ValueError(f"{name} must be on {device}; got {tensor.device}")
-    if contiguous and not tensor.is_contiguous():
-        raise ValueError(
-            f"{name} must be contiguous; got strides {tuple(tensor.stride())} for shape {list(tensor.shape)}"
-        )
-    return tensor
+    raise ValueError(f"{name} must be contiguous; got strides {tuple(tensor.stride())} for shape {list(tensor.shape)}")
+
+
+def _fits(got: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    if len(got) != len(wanted):
+        return False
+    for size, want in zip(got, wanted):  # noqa: SIM110  (a generator takes the host twice as long)
+        if want is not None and want != size:
+            return False
+    return True
 
 
 def check_offsets(offsets: torch.Tensor, groups: int, device: torch.device) -> torch.Tensor:
@@ -72,6 +83,9 @@ def check_offsets(offsets: torch.Tensor, groups: int, device: torch.device) -> t
         ValueError: another shape, another device (offsets on the CPU would make a host wait), not contiguous.
     """
     return check_tensor("offsets", offsets, shape=(groups,), dtypes=(torch.int32,), device=device, contiguous=True)
+
+
+_NOTHING = nullcontext()
 
 
 @cache
@@ -99,8 +113,8 @@ def next_power_of_two(n: int) -> int:
 
 def on_device(tensor: torch.Tensor) -> AbstractContextManager[Any]:
     """Make the tensor's device current for a launch; free where it is current already."""
-    if tensor.device.type != "cuda" or tensor.device.index == torch.cuda.current_device():
-        return nullcontext()
+    if not tensor.is_cuda or tensor.get_device() == _compat.current_device():
+        return _NOTHING
     return torch.cuda.device(tensor.device)
 
 

@@ -7,11 +7,14 @@ import triton
 import triton.language as tl
 
 from moe_kernels._launch import compile_boundary, next_power_of_two, on_device
+from moe_kernels._peer_rows import peer_row
+from moe_kernels._prepared import prepared
 from moe_kernels.peers import PeerTable
 
 BLOCK_D = 2048
 
 
+@prepared
 @triton.jit
 def _dispatch_kernel(
     x_ptr,
@@ -30,15 +33,12 @@ def _dispatch_kernel(
         c = start + tl.arange(0, BLOCK_D)
         x = tl.load(x_ptr + token * D + c, mask=c < D, other=0.0)
         for k in tl.static_range(K):
-            row = tl.load(row_ptr + token * K + k)
-            rank = tl.maximum(tl.load(rank_ptr + token * K + k), 0)
-            base = tl.load(peer_ptr + rank).to(tl.pointer_type(x_ptr.dtype.element_ty))
-            if ALIGNED:
-                base = tl.multiple_of(base, 16)
+            at = token * K + k
+            target, kept = peer_row(peer_ptr, rank_ptr, row_ptr, at, D, x_ptr.dtype.element_ty, ALIGNED)
             y = x
             if WEIGHTED:
-                y = (x.to(tl.float32) * tl.load(weight_ptr + token * K + k).to(tl.float32)).to(x.dtype)
-            tl.store(base + row.to(tl.int64) * D + c, y, mask=c < tl.where(row >= 0, D, 0))
+                y = (x.to(tl.float32) * tl.load(weight_ptr + at).to(tl.float32)).to(x.dtype)
+            tl.store(target + c, y, mask=c < tl.where(kept, D, 0))
 
 
 @compile_boundary

@@ -2,10 +2,13 @@
 
 Rows are read through TMA descriptors where alignment allows it (16-byte rows), else through masked pointers; both
 paths give the same values. Forward and input gradient never contract over rows, so rows past a group's end only reach
-accumulator rows that are not stored. The weight gradient contracts over rows: its last partial step is masked.
+accumulator rows that are not stored. The weight gradient contracts over rows: in its last partial step both factors are
+set to 0 behind the group's end.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 import triton
@@ -14,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from moe_kernels import _compat
 from moe_kernels._launch import compile_safe, grid_size, next_power_of_two, on_device
+from moe_kernels._prepared import prepared
 
 TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -43,6 +47,7 @@ def _group_bounds(offsets_ptr, rows, L: tl.constexpr, BLOCK_L: tl.constexpr):
     return start, end
 
 
+@prepared
 @triton.jit
 def _gemm_kernel(
     a,
@@ -103,13 +108,12 @@ def _gemm_kernel(
         tl.store(out_ptr + m.to(tl.int64)[:, None] * N + n[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+@prepared
 @triton.jit
 def _wgrad_kernel(
-    a_desc,
-    grad_desc,
-    a_ptr,
-    grad_ptr,
-    out_ptr,
+    a,
+    grad,
+    out,
     offsets_ptr,
     rows,
     K,
@@ -129,30 +133,38 @@ def _wgrad_kernel(
     for tile in range(tl.program_id(0), L * m_tiles * n_tiles, tl.num_programs(0)):
         group = tile // (m_tiles * n_tiles)
         local = tile % (m_tiles * n_tiles)
-        m0 = (local % m_tiles) * BLOCK_M
-        n0 = (local // m_tiles) * BLOCK_N
+        m0 = (local // n_tiles) * BLOCK_M
+        n0 = (local % n_tiles) * BLOCK_N
         start = tl.sum(tl.where(g == group, starts, 0), axis=0)
         end = tl.sum(tl.where(g == group, ends, 0), axis=0)
-        m = m0 + tl.arange(0, BLOCK_M)
-        n = n0 + tl.arange(0, BLOCK_N)
         acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-        whole = start
         if TMA:
             whole = start + (end - start) // BLOCK_R * BLOCK_R
             for r0 in tl.range(start, whole, BLOCK_R):
-                acc = _dot(a_desc.load([r0, m0]).T, grad_desc.load([r0, n0]), acc, CAST)
-        for r0 in tl.range(whole, end, BLOCK_R):
-            r = r0 + tl.arange(0, BLOCK_R)
-            inside = r < end
-            x = tl.load(
-                a_ptr + r.to(tl.int64)[None, :] * K + m[:, None], mask=inside[None, :] & (m < K)[:, None], other=0.0
-            )
-            y = tl.load(
-                grad_ptr + r.to(tl.int64)[:, None] * N + n[None, :], mask=inside[:, None] & (n < N)[None, :], other=0.0
-            )
-            acc = _dot(x, y, acc, CAST)
-        out = out_ptr + group.to(tl.int64) * K * N + m.to(tl.int64)[:, None] * N + n[None, :]
-        tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=(m < K)[:, None] & (n < N)[None, :])
+                acc = _dot(a.load([r0, m0]).T, grad.load([r0, n0]), acc, CAST)
+            if whole < end:
+                # Rows of the next group, or of the tail, come along: both factors must be 0 there, for 0 * NaN is NaN.
+                inside = (whole + tl.arange(0, BLOCK_R) < end)[:, None]
+                x = tl.where(inside, a.load([whole, m0]), 0.0)
+                y = tl.where(inside, grad.load([whole, n0]), 0.0)
+                acc = _dot(x.T, y, acc, CAST)
+            # The copy engine writes the tile while the next one is multiplied; it leaves out what lies past K and N.
+            out.store([group, m0, n0], acc.to(out.dtype).reshape(1, BLOCK_M, BLOCK_N))
+        else:
+            m = m0 + tl.arange(0, BLOCK_M)
+            n = n0 + tl.arange(0, BLOCK_N)
+            for r0 in tl.range(start, end, BLOCK_R):
+                r = r0 + tl.arange(0, BLOCK_R)
+                inside = r < end
+                x = tl.load(
+                    a + r.to(tl.int64)[None, :] * K + m[:, None], mask=inside[None, :] & (m < K)[:, None], other=0.0
+                )
+                y = tl.load(
+                    grad + r.to(tl.int64)[:, None] * N + n[None, :], mask=inside[:, None] & (n < N)[None, :], other=0.0
+                )
+                acc = _dot(x, y, acc, CAST)
+            at = group.to(tl.int64) * K * N + m.to(tl.int64)[:, None] * N + n[None, :]
+            tl.store(out + at, acc.to(out.dtype.element_ty), mask=(m < K)[:, None] & (n < N)[None, :])
 
 
 def gemm_tiles(rows_per_group: int, interpreted: bool, wide: bool) -> tuple[int, int, int, int, int]:
@@ -166,25 +178,30 @@ def gemm_tiles(rows_per_group: int, interpreted: bool, wide: bool) -> tuple[int,
     return 128, 256, 64, 8, 3
 
 
-def wgrad_tiles(interpreted: bool, wide: bool) -> tuple[int, int, int, int, int]:
-    """Return BLOCK_M (of K), BLOCK_N, BLOCK_R (rows a step), num_warps, num_stages."""
+def wgrad_tiles(rows_per_group: int, interpreted: bool, wide: bool) -> tuple[int, int, int, int, int]:
+    """Return BLOCK_M (of K), BLOCK_N, BLOCK_R (rows a step), num_warps, num_stages; two programs share an SM."""
     if interpreted:
         return 32, 32, 16, 4, 1
     if wide:
         return 64, 64, 32, 4, 2
-    return 128, 256, 64, 8, 3
+    return 128, 128, 32, 4, 2 if rows_per_group <= 64 else 5
+
+
+@cache
+def _has_tma(device: torch.device) -> bool:
+    return device.type == "cpu" or torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def _tma_ready(*tensors: torch.Tensor) -> bool:
     """Whether base addresses and the outer strides are multiples of 16 bytes and the last stride is 1."""
     for tensor in tensors:
-        size = tensor.element_size()
-        if tensor.stride(-1) != 1 or tensor.data_ptr() % 16 or min(tensor.shape) == 0:
+        size, (*outer, last) = tensor.element_size(), tensor.stride()
+        if last != 1 or tensor.data_ptr() % 16 or not tensor.numel():
             return False
-        if any(stride * size % 16 or stride * size == 0 for stride in tensor.stride()[:-1]):
-            return False
-    device = tensors[0].device
-    return device.type == "cpu" or torch.cuda.get_device_capability(device)[0] >= 9
+        for stride in outer:
+            if stride * size % 16 or not stride:
+                return False
+    return _has_tma(tensors[0].device)
 
 
 def _descriptor(tensor: torch.Tensor, block: list[int]) -> TensorDescriptor:
@@ -233,15 +250,13 @@ def _grouped_gemm_wgrad(a: torch.Tensor, grad: torch.Tensor, offsets: torch.Tens
     if out.numel() == 0:
         return
     cast = _compat.interpreter_active()
-    bm, bn, br, warps, stages = wgrad_tiles(cast, a.dtype is torch.float32)
-    tma = _tma_ready(a, grad)
+    bm, bn, br, warps, stages = wgrad_tiles(a.shape[0] // groups, cast, a.dtype is torch.float32)
+    tma = _tma_ready(a, grad, out)
     with on_device(a):
-        _wgrad_kernel[(grid_size(a.device),)](
+        _wgrad_kernel[(grid_size(a.device, 2),)](
             _descriptor(a, [br, bm]) if tma else a,
             _descriptor(grad, [br, bn]) if tma else grad,
-            a,
-            grad,
-            out,
+            _descriptor(out, [1, bm, bn]) if tma else out,
             offsets,
             a.shape[0],
             K,

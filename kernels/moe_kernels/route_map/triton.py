@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from moe_kernels._launch import cdiv, compile_safe, next_power_of_two, on_device
+from moe_kernels._prepared import prepared
 
 ROUTES = 128
 CHUNK = 64
@@ -21,6 +22,7 @@ def _load_experts(expert_ptr, at, routes, E: tl.constexpr, invalid):
     return tl.where((raw >= 0) & (raw < E), raw, invalid).to(tl.int32)
 
 
+@prepared
 @triton.jit
 def _count_kernel(
     expert_ptr,
@@ -67,6 +69,7 @@ def _count_kernel(
             tl.store(offsets_ptr + local, end.to(tl.int32), mask=inside & (source == R - 1))
 
 
+@prepared
 @triton.jit
 def _scan_kernel(
     histogram_ptr,
@@ -100,6 +103,7 @@ def _scan_kernel(
         tl.store(stats_ptr + 3, tl.load(offsets_ptr + L - 1).to(tl.int64))
 
 
+@prepared
 @triton.jit
 def _map_kernel(
     expert_ptr,

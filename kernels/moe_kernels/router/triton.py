@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from moe_kernels._launch import cdiv, compile_safe, grid_size, next_power_of_two, on_device
+from moe_kernels._prepared import prepared
 
 TILE = 2048
 BACKWARD_TILE = 4096
@@ -30,6 +31,7 @@ def _gate(logit, inside, SIGMOID: tl.constexpr):
         return soft, soft, soft, lse
 
 
+@prepared
 @triton.jit
 def _route_kernel(
     logit_ptr,
@@ -96,6 +98,7 @@ def _route_kernel(
     tl.store(z_ptr + part, tl.sum(z_sum, axis=0))
 
 
+@prepared
 @triton.jit
 def _reduce_kernel(
     count_ptr,
@@ -138,6 +141,7 @@ def _reduce_kernel(
     tl.store(z_loss_ptr, tl.sum(z, axis=0) / (groups * per_group))
 
 
+@prepared
 @triton.jit
 def _backward_kernel(
     logit_ptr,

@@ -7,11 +7,13 @@ import triton
 import triton.language as tl
 
 from moe_kernels._launch import cdiv, compile_safe, grid_size, next_power_of_two, on_device
+from moe_kernels._prepared import prepared
 
 PROGRAMS_PER_SM = 8
 TILE = 1024
 
 
+@prepared
 @triton.jit
 def _forward_kernel(h_ptr, out_ptr, valid_ptr, rows, F: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr):
     valid = tl.minimum(tl.load(valid_ptr), rows)
@@ -28,6 +30,7 @@ def _forward_kernel(h_ptr, out_ptr, valid_ptr, rows, F: tl.constexpr, BLOCK_R: t
         tl.store(out_ptr + r.to(tl.int64)[:, None] * F + c[None, :], y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+@prepared
 @triton.jit
 def _backward_kernel(
     h_ptr, grad_ptr, out_ptr, valid_ptr, rows, F: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr

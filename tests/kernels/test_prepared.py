@@ -1,0 +1,128 @@
+"""Prepared launches: a key that separates whatever Triton compiles separately, and launches equal to Triton's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+triton = pytest.importorskip("triton")
+from moe_kernels import _compat  # noqa: E402
+from moe_kernels._prepared import PreparedKernel, kinds  # noqa: E402
+from triton.backends.nvidia.compiler import CUDABackend  # noqa: E402
+from triton.runtime.jit import native_specialize_impl  # noqa: E402
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
+
+BYTES = torch.zeros(4096, dtype=torch.uint8)
+FIRST = -BYTES.data_ptr() % 16
+
+
+@st.composite
+def arguments(draw):
+    """Integers around every boundary, tensors of any dtype and alignment, descriptors of some blocks."""
+    what = draw(st.sampled_from(["int", "tensor", "descriptor", "other"]))
+    if what == "int":
+        near = draw(st.sampled_from([0, 1, 16, 2**31, -(2**31), 2**63]))
+        return near + draw(st.integers(-17, 17))
+    if what == "tensor":
+        dtype = draw(st.sampled_from([torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64]))
+        start = FIRST + dtype.itemsize * draw(st.integers(0, 16))
+        return BYTES[start : start + 64].view(dtype)
+    if what == "descriptor":
+        dtype = draw(st.sampled_from([torch.bfloat16, torch.float32]))
+        base = BYTES[FIRST : FIRST + 2048].view(dtype).view(-1, 16)
+        block = [draw(st.sampled_from([16, 32])), 16]
+        return TensorDescriptor(base, list(base.shape), list(base.stride()), block)
+    return draw(st.sampled_from([True, False, 1.5, None]))
+
+
+def kind_of(arg):
+    """Key of one argument, None where unknown."""
+    known = kinds((arg,))
+    return None if known is None else known[0]
+
+
+def of_triton(arg):
+    return native_specialize_impl(CUDABackend, arg, False, True, True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(arguments(), arguments())
+def test_arguments_of_one_kind_are_of_one_kind_to_triton(a, b):
+    if kind_of(a) is not None and kind_of(a) == kind_of(b):
+        assert of_triton(a) == of_triton(b)
+
+
+def test_what_triton_separates_is_separated_and_unknown_arguments_have_no_kind():
+    aligned, shifted = BYTES[FIRST : FIRST + 64], BYTES[FIRST + 8 : FIRST + 72]
+    kinds = [1, 3, 32, aligned.view(torch.bfloat16), shifted.view(torch.bfloat16), aligned.view(torch.float32)]
+    assert len({repr(of_triton(a)) for a in kinds}) == len({repr(kind_of(a)) for a in kinds}) == len(kinds)
+    assert [kind_of(a) for a in (True, 1.5, None, "x", 2**31, -(2**31) - 1)] == [None] * 6
+    assert kind_of(2**31 - 1) is not None
+
+
+class Recorded:
+    """Stands for the JIT function and its compiled kernel; keeps what went Triton's way and what went straight."""
+
+    arg_names = ("out", "rows", "WIDTH", "SCALE")
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self):
+        self.slow, self.fast = [], []
+
+    def __getitem__(self, grid):
+        def launch(*args, **constants):
+            self.slow.append((grid, args, constants))
+            return self
+
+        return launch
+
+    def run(self, *args):
+        self.fast.append(args)
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    monkeypatch.setattr(_compat, "current_device", lambda: 0)
+    monkeypatch.setattr(_compat, "current_stream_address", lambda device: 7)
+    return PreparedKernel(Recorded())
+
+
+def test_a_second_launch_goes_straight_with_addresses_and_constants_in_order(kernel):
+    out = BYTES[FIRST : FIRST + 64]
+    for _ in range(2):
+        kernel[(5, 2)](out, 48, SCALE=1.0, WIDTH=8, num_warps=4)
+    assert len(kernel.kernel.slow) == 1
+    assert kernel.kernel.fast == [(5, 2, 1, 7, "function", "metadata", None, None, None, out.data_ptr(), 48, 8, 1.0)]
+
+
+def test_any_change_that_may_change_the_code_goes_to_triton(kernel, monkeypatch):
+    out = BYTES[FIRST : FIRST + 64]
+    usual = ((out, 48), {"WIDTH": 8, "SCALE": 1.0, "num_warps": 4})
+    others = [
+        ((BYTES[FIRST + 8 : FIRST + 72], 48), usual[1]),
+        ((out.view(torch.int32), 48), usual[1]),
+        ((out, 1), usual[1]),
+        ((out, 50), usual[1]),
+        (usual[0], usual[1] | {"WIDTH": 16}),
+        (usual[0], usual[1] | {"SCALE": 1}),
+        (usual[0], usual[1] | {"SCALE": True}),
+        (usual[0], usual[1] | {"num_warps": 8}),
+    ]
+    for args, constants in [usual, *others]:
+        kernel[(1,)](*args, **constants)
+    assert len(kernel.kernel.slow) == 1 + len(others) and not kernel.kernel.fast
+    monkeypatch.setattr(_compat, "current_device", lambda: 1)
+    kernel[(1,)](*usual[0], **usual[1])
+    assert len(kernel.kernel.slow) == 2 + len(others) and not kernel.kernel.fast
+
+
+def test_unknown_arguments_and_hooks_of_a_profiler_go_to_triton(kernel, monkeypatch):
+    for _ in range(2):
+        kernel[(1,)](1.5, 3, WIDTH=8, SCALE=1.0)
+    assert len(kernel.kernel.slow) == 2 and not kernel.compiled
+    kernel[(1,)](2, 3, WIDTH=8, SCALE=1.0)
+    monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [lambda metadata: None])
+    kernel[(1,)](2, 3, WIDTH=8, SCALE=1.0)
+    assert len(kernel.kernel.slow) == 4 and not kernel.kernel.fast
