@@ -58,7 +58,7 @@ def test_two_cpu_ranks_equal_one_and_run_every_section(rows):
 
 
 def test_an_unknown_section_is_named(tmp_path):
-    with pytest.raises(ValueError, match="sections: expected some of parity, .*got speed"):
+    with pytest.raises(ValueError, match=r"sections: expected some of parity, .*got speed"):
         run(Options(out=str(tmp_path), sections=("speed",)), 2)
 
 
@@ -245,3 +245,11 @@ def test_costs_and_skews_say_what_was_built_in(regimes):
     assert costs["synchronized", 0]["host_wait"] > 0
     skews = {(r["variant"], r["part"]): r for r in regimes_ep.skews(regimes).to_dicts()}
     assert skews["rowwise", "collective"]["median_us"] == LATE and skews["rowwise", "collective"]["count"] == 4
+
+
+def test_both_paths_stand_beside_one_gpu(regimes):
+    table = regimes_ep.beside_one_gpu(regimes)
+    assert table["where"].to_list() == ["2 GPUs, rank 0", "2 GPUs, rank 1"] * 2, (
+        "one GPU was not captured at this length"
+    )
+    assert table.filter(polars.col("variant") == "rowwise")["forward idle"].to_list() == ["0.00%", "13.33%"]

@@ -148,6 +148,32 @@ def costs(result: Result) -> pl.DataFrame:
     return pl.DataFrame(rows)
 
 
+def beside_one_gpu(result: Result) -> pl.DataFrame:
+    """Return both paths on every rank beside the one-GPU recording: step time over process starts, and idle shares."""
+    import polars as pl
+
+    tables = {f"{len(ranks_of(result))} GPUs, rank {r}": of_rank(result, r) for r in ranks_of(result)}
+    if one.EXPERIMENT.recording:
+        tables["one GPU (recorded)"] = one.EXPERIMENT.run("recorded")
+    rows = []
+    for length in one.captured_lengths(result):
+        for variant in ("synchronized", "rowwise"):
+            for where, table in tables.items():
+                found = part_rows(table, "capture", variant, length)
+                if not found:
+                    continue
+                median, least, greatest = one.step_spread(table, variant, length)
+                c = found[0]
+                rows.append({
+                    "length": length, "variant": variant, "where": where, "step (ms)": round(median, 1),
+                    "over starts": f"{least:.1f} to {greatest:.1f}",
+                    "forward idle": f"{c['forward_idle_us'] / c['forward_us']:.2%}",
+                    "idle, both passes": f"{c['device_idle_us'] / c['device_us']:.2%}",
+                    "blocks not begun when submitted": int(c["not_begun_at_submission"]),
+                })  # fmt: skip
+    return pl.DataFrame(rows)
+
+
 def skews(result: Result) -> pl.DataFrame:
     """Return per variant and length the ranks' skew at collectives and block starts: median, p80, greatest, in us."""
     import polars as pl
