@@ -119,3 +119,10 @@ def test_a_metric_called_step_does_not_replace_the_step():
 def test_metrics_named_like_our_columns_survive_stitching():
     table, _ = stitch([History("a", pl.DataFrame({"step": [1], "order": [7.0], "segment": [8.0]}))])
     assert table.to_dicts() == [{"step": 1, "metric_order": 7.0, "metric_segment": 8.0, "segment": "a"}]
+
+
+def test_a_row_out_of_rhythm_makes_no_gaps():
+    table = pl.DataFrame({"step": [0, 10, 20, 30, 31, 40, 60], "loss": [1.0] * 7})
+    _, report = stitch([History("every ten", table)])
+    assert report.gaps == ((40, 60),)
+    assert report.lines()[-1] == "gap: no row between steps 40 and 60"
