@@ -126,3 +126,21 @@ def test_unknown_arguments_and_hooks_of_a_profiler_go_to_triton(kernel, monkeypa
     monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [lambda metadata: None])
     kernel[(1,)](2, 3, WIDTH=8, SCALE=1.0)
     assert len(kernel.kernel.slow) == 4 and not kernel.kernel.fast
+
+
+@pytest.mark.gpu
+def test_later_launches_equal_the_first_and_the_reference_at_every_alignment():
+    from moe_kernels.swiglu import swiglu
+    from moe_kernels.swiglu import triton as backend
+
+    flat = torch.randn(40 * 64 + 16, device="cuda").bfloat16()
+    offsets = torch.tensor([33], dtype=torch.int32, device="cuda")
+    backend._forward_kernel.compiled.clear()
+    kernels = []
+    for shift in (0, 2, 8, 0, 2, 8):
+        h = flat[shift : shift + 40 * 64].view(40, 64)
+        got = swiglu(h, offsets, impl="triton")[:33]
+        torch.testing.assert_close(got, swiglu(h, offsets, impl="reference")[:33], rtol=2**-7, atol=1e-6)
+        kernels.append(len(backend._forward_kernel.compiled))
+    # Shifts of 4 bytes need a kernel of their own; one of 16 bytes does not.
+    assert kernels == [1, 2, 2, 2, 2, 2]
