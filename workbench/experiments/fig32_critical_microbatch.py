@@ -216,8 +216,8 @@ def crossovers(result: Result) -> list[dict[str, Any]]:
             "layer": c["layer"], "passes": c["passes"], "mode": c["mode"], "crossover": said(c["critical"], c),
             "from": said(c["low"], c), "to": said(c["high"], c),
             f"idle > {IDLE:.0%} below": "" if c["idle"] is None else said(c["idle"], c),
-            "us idle per call at the largest": None if steady is None else round(steady),
-            f"{unit(result)} that fill the memory": None if c["limit"] is None else round(c["limit"]),
+            "us idle per call at the largest": "" if steady is None else f"{steady:,.0f}",
+            f"{unit(result)} that fill the memory": "" if c["limit"] is None else f"{c['limit']:,.0f}",
         })  # fmt: skip
     return out
 

@@ -120,7 +120,7 @@ def measure_region(
 
 
 LAUNCHES = ("Launch", "Memcpy", "Memset")
-NOT_WORK = ("Synchronize", "Query", "GetDevice", "SetDevice", "Attribute", "Occupancy", "GetLastError", "Capture")
+NOT_WORK = ("Synchronize", "Query", "GetDevice", "SetDevice", "Attribute", "Occupancy", "GetLastError", "Captur")
 """Driver calls that submit nothing; the profiler's own waits are among them."""
 
 
