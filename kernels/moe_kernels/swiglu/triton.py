@@ -15,8 +15,10 @@ TILE = 1024
 
 @prepared
 @triton.jit
-def _forward_kernel(h_ptr, out_ptr, valid_ptr, rows, F: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr):
-    valid = tl.minimum(tl.load(valid_ptr), rows)
+def _forward_kernel(
+    h_ptr, out_ptr, offsets_ptr, last, rows, F: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr
+):
+    valid = tl.minimum(tl.load(offsets_ptr + last), rows)
     column_tiles: tl.constexpr = (F + BLOCK_F - 1) // BLOCK_F
     tiles = tl.cdiv(valid, BLOCK_R) * column_tiles
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
@@ -33,9 +35,9 @@ def _forward_kernel(h_ptr, out_ptr, valid_ptr, rows, F: tl.constexpr, BLOCK_R: t
 @prepared
 @triton.jit
 def _backward_kernel(
-    h_ptr, grad_ptr, out_ptr, valid_ptr, rows, F: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr
+    h_ptr, grad_ptr, out_ptr, offsets_ptr, last, rows, F: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr
 ):
-    valid = tl.minimum(tl.load(valid_ptr), rows)
+    valid = tl.minimum(tl.load(offsets_ptr + last), rows)
     column_tiles: tl.constexpr = (F + BLOCK_F - 1) // BLOCK_F
     tiles = tl.cdiv(valid, BLOCK_R) * column_tiles
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
@@ -67,7 +69,8 @@ def _swiglu(h: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
     block_r, block_f = _blocks(F)
     with on_device(h):
         grid = (min(cdiv(rows, block_r) * cdiv(F, block_f), grid_size(h.device, PROGRAMS_PER_SM)),)
-        _forward_kernel[grid](h, out, offsets[-1:], rows, F=F, BLOCK_R=block_r, BLOCK_F=block_f, num_warps=4)
+        last = offsets.shape[0] - 1
+        _forward_kernel[grid](h, out, offsets, last, rows, F=F, BLOCK_R=block_r, BLOCK_F=block_f, num_warps=4)
 
 
 @compile_safe("swiglu_backward", mutates=("out",))
@@ -78,7 +81,8 @@ def _swiglu_backward(h: torch.Tensor, grad: torch.Tensor, offsets: torch.Tensor,
     block_r, block_f = _blocks(F)
     with on_device(h):
         grid = (min(cdiv(rows, block_r) * cdiv(F, block_f), grid_size(h.device, PROGRAMS_PER_SM)),)
-        _backward_kernel[grid](h, grad, out, offsets[-1:], rows, F=F, BLOCK_R=block_r, BLOCK_F=block_f, num_warps=4)
+        last = offsets.shape[0] - 1
+        _backward_kernel[grid](h, grad, out, offsets, last, rows, F=F, BLOCK_R=block_r, BLOCK_F=block_f, num_warps=4)
 
 
 def swiglu(h: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
