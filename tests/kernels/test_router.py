@@ -6,6 +6,7 @@ import pytest
 import torch
 from moe_kernels.router import router, router_logits
 from moe_kernels.router.api import route_logits
+from moe_kernels.router.logits import pieces, side_by_side
 from moe_kernels.testing import assert_within, budget
 
 # exp, log and division each round a few times in FP32; scores are at most 1, weights at most K = 4.
@@ -156,6 +157,14 @@ def test_tensor_core_logits_and_gradients_are_fp32_grade(dtype):
     ):
         allowed = budget(want, size, 4 * terms, got.dtype) + 2.0**-15 * size
         assert_within(got.cpu(), want.cpu(), allowed.cpu(), name)
+
+
+def test_two_pieces_carry_sixteen_bits_of_a_gradient():
+    grad = torch.randn(37, 12) * torch.logspace(-6, 3, 12)
+    high, low = side_by_side(grad).double().split(12, dim=1)
+    assert torch.equal(high, pieces(grad, 2)[0].double()) and torch.equal(low, pieces(grad, 2)[1].double())
+    # Two mantissas of 8 bits, the second rounded to nearest.
+    assert ((high + low - grad.double()).abs() <= 2.0**-17 * grad.double().abs()).all()
 
 
 def test_logits_are_computed_in_fp32_from_bf16(device):

@@ -25,6 +25,15 @@ def pieces(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
     return out
 
 
+def side_by_side(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the two BF16 pieces of FP32 [T, E] as columns of one [T, 2E], in two launches."""
+    out = torch.empty(tensor.shape[0], 2 * tensor.shape[1], dtype=torch.bfloat16, device=tensor.device)
+    high, low = out.split(tensor.shape[1], dim=1)
+    high.copy_(tensor)
+    torch.sub(tensor, high, out=low)
+    return out
+
+
 def supports(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether x [T, D] and weight [E, D] can take this path: CUDA, BF16 rows, BF16 or FP32 weight, something to do."""
     kinds = (torch.bfloat16, torch.float32)
@@ -46,13 +55,14 @@ class RouterLogits(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         x, weight = ctx.saved_tensors
-        parts = pieces(grads[0], 2)
+        halves = side_by_side(grads[0])
         d_x = d_weight = None
         if ctx.needs_input_grad[0]:
-            # Side by side along the contraction: the pieces are added in the FP32 accumulator.
+            # Pieces meet along the contraction: they are added in the FP32 accumulator.
             weights = pieces(weight, 2)
-            d_x = torch.cat([p for p in parts for _ in weights], dim=1) @ torch.cat(weights * len(parts))
+            left = halves if len(weights) == 1 else halves.repeat(1, len(weights))
+            d_x = left @ torch.cat([w for w in weights for _ in range(2)])
         if ctx.needs_input_grad[1]:
-            both = matmul_fp32_out(torch.cat(parts, dim=1).t(), x)
-            d_weight = both.view(len(parts), *weight.shape).sum(0).to(weight.dtype)
+            both = matmul_fp32_out(halves.t(), x)
+            d_weight = both.view(2, *weight.shape).sum(0).to(weight.dtype)
         return d_x, d_weight
