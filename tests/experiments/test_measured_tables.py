@@ -154,6 +154,15 @@ def test_the_stitching_rule_and_schedule_are_checked():
     assert check(holes, "no step is missing").fails
 
 
+def test_final_losses_say_what_a_run_took():
+    from workbench.experiments.fig66_batch_warmup import final_losses
+
+    table = pl.DataFrame({"step": [1, 2, 3], "tokens": [10, 20, 30], "ce": [3.0, 2.0, 1.0], "applied": [1.0, 0.0, 1.0],
+                          "seconds": [1.0, 2.0, 3.0]})  # fmt: skip
+    (found,) = final_losses({"run": table}).values()
+    assert (found["median"], found["steps"], found["skipped"], found["tokens_per_s"]) == (1.0, 3, 1, 10)
+
+
 def test_a_stitch_that_keeps_the_oldest_segment_is_noticed(monkeypatch):
     from workbench.training import histories
 

@@ -191,7 +191,7 @@ def merge_table(result: Result) -> pl.DataFrame:
 
 
 def final_losses(tables: dict[str, pl.DataFrame]) -> dict[str, dict[str, Any]]:
-    """Return the median cross-entropy over the last twentieth of the tokens, with interval, steps, seconds and rate."""
+    """Return the median cross-entropy over the last twentieth of the tokens, with interval, steps and rate."""
     from workbench.training.histories import window_median
 
     out = {}
@@ -200,6 +200,8 @@ def final_losses(tables: dict[str, pl.DataFrame]) -> dict[str, dict[str, Any]]:
         first = table.filter(axis > 0.95 * axis.max())["step"].min()  # type: ignore[operator]
         found = window_median(table, "ce", int(first), int(table["step"].max()))  # type: ignore[arg-type]
         out[name] = found | {"steps": int(table["step"].max())}  # type: ignore[arg-type]
+        if "applied" in table.columns:
+            out[name] |= {"skipped": table.filter(table["applied"] == 0).height}
         if {"seconds", "tokens"} <= set(table.columns):
             seconds, tokens = float(table["seconds"].max()), int(table["tokens"].max())  # type: ignore[arg-type]
             out[name] |= {"seconds": seconds, "tokens_per_s": round(tokens / seconds)}
