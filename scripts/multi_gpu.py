@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
 
-SLUGS = ("op_expert_parallel", "fig32_critical_microbatch_ep", "fig74_submission_regimes_ep")
+SLUGS = ("fig74_submission_regimes_ep", "op_expert_parallel", "fig32_critical_microbatch_ep")
 
 
 def main() -> int:
@@ -39,7 +39,7 @@ def main() -> int:
 
     for slug in a.only:
         began, experiment = time.monotonic(), load(slug)
-        chosen = {"ranks": a.ranks} | ({"processes": a.processes} if slug == SLUGS[2] else {})
+        chosen = {"ranks": a.ranks} | ({"processes": a.processes} if slug == SLUGS[0] else {})
         params = experiment.params(**chosen)
         recorder = Recorder(slug, params.as_dict())
         assert experiment.measure is not None

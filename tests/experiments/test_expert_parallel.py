@@ -185,7 +185,7 @@ def test_the_rank_that_comes_last_to_an_exchange_is_found(captures):
     assert {(r["last_rank"], r["skew_us"], r["duration_us"]) for r in together} == {(1, LATE, 100.0 - LATE)}
     ranks = {r["rank"]: r for r in rows if r["part"] == "rank"}
     assert (ranks[0]["peer_wait_us"], ranks[1]["peer_wait_us"]) == (4 * LATE, 0)
-    assert ranks[0]["communication_us"] == 4 * 100.0
+    assert ranks[0]["communication_us"] == 4 * 100.0 and ranks[0]["row_kernels_us"] == 0
     starts = [r for r in rows if r["part"] == "block start"]
     assert len(starts) == 8 and all(r["skew_us"] == 0 for r in starts)
 

@@ -42,7 +42,7 @@ def skew_rows(paths: Sequence[Path], microbatch: str) -> list[dict[str, Any]]:
     """Return how far the ranks lie apart in one captured microbatch; `paths` in rank order.
 
     Parts: ``collective`` and ``block start`` (one row each: who came last, by how much), ``rank`` (one per rank: time
-    in collectives, of which waiting for peers).
+    in collectives, of which waiting for peers; time in the kernels of dispatch and combine).
     """
     from workbench.traces.idle import Analysis
     from workbench.traces.kineto import read_kineto
@@ -67,8 +67,19 @@ def skew_rows(paths: Sequence[Path], microbatch: str) -> list[dict[str, Any]]:
     for rank in range(len(paths)):
         waited = sum(c["waited_us"][rank] for c in together)
         rows.append({"part": "rank", "rank": rank, "collectives": len(together), "peer_wait_us": round(waited, 3),
-                     "communication_us": round(waited + sum(c["duration_us"] for c in together), 3)})  # fmt: skip
+                     "communication_us": round(waited + sum(c["duration_us"] for c in together), 3),
+                     "row_kernels_us": _kernel_us(analyses[rank], windows[rank], "_dispatch", "_combine")})  # fmt: skip
     return rows
+
+
+def _kernel_us(analysis: Analysis, window: tuple[int, int], *prefixes: str) -> float:
+    """Device time of the kernels so named that were launched within the window."""
+    ops, calls = analysis.trace.ops, analysis.trace.calls
+    named = [name.startswith(prefixes) for name in analysis.trace.names]
+    mine = [i for i in (ops.launch >= 0).nonzero()[0] if named[ops.name[i]]]
+    starts = calls.start_ns[ops.launch[mine]]
+    inside = (starts >= window[0]) & (starts < window[1])
+    return _us((ops.end_ns[mine] - ops.start_ns[mine])[inside].sum())
 
 
 def analyse(path: Path, microbatch: str, zoom_blocks: tuple[int, int] = (3, 5)) -> list[dict[str, Any]]:
@@ -102,7 +113,7 @@ def kernels(path: Path, microbatch: str, start_us: float, width_us: float) -> li
     """Return single device operations inside a magnified window, on the clock of `analyse`."""
     from workbench.traces.idle import Analysis
     from workbench.traces.kineto import read_kineto
-    from workbench.traces.ranges import find_ranges
+    from workbench.traces.ranges import COLLECTIVE, find_ranges
 
     analysis = Analysis(read_kineto(path))
     ops, names = analysis.trace.ops, analysis.trace.names
@@ -110,7 +121,7 @@ def kernels(path: Path, microbatch: str, start_us: float, width_us: float) -> li
     a, b = low + int(start_us * 1e3), low + int((start_us + width_us) * 1e3)
     out = []
     for i in ((ops.end_ns > a) & (ops.start_ns < b)).nonzero()[0]:
-        kind = "communication" if "nccl" in names[ops.name[i]].lower() else "copy" if ops.kind[i] else "gpu_execute"
+        kind = "communication" if COLLECTIVE.search(names[ops.name[i]]) else "copy" if ops.kind[i] else "gpu_execute"
         start, end = max(a, int(ops.start_ns[i])) - low, min(b, int(ops.end_ns[i])) - low
         label = names[ops.name[i]][:60]
         out.append({"part": "kernel", "lane": "GPU kernels", "label": label, "kind": kind, "start_us": _us(start),

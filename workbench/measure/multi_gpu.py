@@ -52,7 +52,7 @@ class Options:
     layer_tokens: tuple[int, ...] = (1024, 4096, 16384)
     sequences: int = 2
     lengths: tuple[int, ...] = (8192, 1024)
-    critical_tokens: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16384)
+    critical_tokens: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     repeats: int = 10
     visits: int = 2
 
@@ -296,14 +296,14 @@ def regimes(r: Rank) -> None:
             r.row("step", variant=variant, length=length, samples_ms=[round(t, 4) for t in times])
         if r.restart > 0:
             continue
-        for variant in bench.steps:
+        variants = bench.steps if length == lengths[0] else ("synchronized", "rowwise")
+        for variant in variants:
             step = functools.partial(bench.steps[variant], bench.batch(1, o.sequences, length))
             r.row("waits", variant=variant, length=length, **_waits(r, step))
             metrics = bench.models[variant].routed_blocks[0].metrics
             r.row("metrics", variant=variant, length=length, offered=int(metrics["offered"]),
                   dropped=int(metrics["dropped"]), capacity_use=float(metrics["capacity_use"].max()),
                   received=int(metrics["received_load"].sum()))  # fmt: skip
-        for variant in bench.steps if length == lengths[0] else ("synchronized", "rowwise"):
             if r.cuda:
                 trace = bench.capture(variant, o.sequences, length)
                 trace["distributedInfo"] = {"rank": r.rank, "world_size": r.ranks}
