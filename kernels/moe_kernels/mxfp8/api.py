@@ -6,6 +6,7 @@ Shapes, group ends and `impl` are those of `moe_kernels.mxfp8.rows`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -62,9 +63,9 @@ def _gemm(
         )
         with on_device(out):
             if variant >= SMALL:
-                status = lib.mx_small_launch(*head, source, variant - SMALL, flags, stream_of(out.device))
+                status = lib.mx_small_launch(*head, source, variant - SMALL, flags, stream_of(out.device), None)
             else:
-                status = lib.mx_big_launch(*head, variant, flags, stream_of(out.device))
+                status = lib.mx_big_launch(*head, variant, flags, stream_of(out.device), None)
         cuda.check(status, "MXFP8 grouped GEMM")
         return
     if a_scales is None:
@@ -82,6 +83,9 @@ def _gemm(
 
 OVERLAP, RELEASE = 1, 2
 """Launcher flags: start while the launch before drains; a row kernel lets the launch after it start early."""
+EARLY, HALVES = 4, 8
+"""Flags of the large GEMM: weights and group ends are read before the launch before it has ended, which is right only
+after a row kernel of our own; the tiles of a last round that fills less than half the GPU are split in two."""
 SMALL, TWO_BLOCKS = 1000, 100
 """Variants of the CUDA GEMM: 0 to 3 as listed in cuda.cu's `mx_big_launch`; SMALL + token columns (8, 16, 32, 64),
 plus TWO_BLOCKS
@@ -143,6 +147,13 @@ def grouped_gemm(
     Raises:
         ValueError, TypeError: shapes, dtypes, devices or options that do not fit.
     """
+    key = None
+    if out is not None and not torch.compiler.is_compiling():
+        key = _plan_key(a, w, ends, out, scratch, accumulate, rounding, impl, overlap, variant)
+        found = _PLANS.get(key)
+        if found is not None and found[1] == torch._C._cuda_getDevice():
+            found[0].run(torch._C._cuda_getCurrentRawStream(found[1]))
+            return out
     if accumulate not in ("promoted", "fast"):
         raise ValueError(f"accumulate must be 'promoted' or 'fast'; got {accumulate!r}")
     raw = isinstance(a, torch.Tensor)
@@ -195,27 +206,76 @@ def grouped_gemm(
         raise ValueError(f"impl='cuda' needs N to be a multiple of 8 (16-byte rows); got {N}")
     chosen = choose_variant(M, N, K, E, accumulate) if variant is None else variant
     overlap = chosen >= SMALL if overlap is None else overlap
-    if chosen >= SMALL:
-        if raw and a.dtype is torch.float32:
-            raise TypeError("impl='cuda' quantises bfloat16 rows; got float32")
-        source = 3 if isinstance(a, Folded) else 0 if not raw else 2 if is_rceil(rounding) else 1
-        _gemm(
-            rows,
-            None if raw else a[1],
-            w[0],
-            w[1],
-            ends,
-            out,
-            source,
-            impl,
-            chosen,
-            OVERLAP if overlap else 0,
-        )
+    small, direct = chosen >= SMALL, isinstance(a, Folded)
+    if small and raw and a.dtype is torch.float32:
+        raise TypeError("impl='cuda' quantises bfloat16 rows; got float32")
+    source = 3 if direct else 0 if not raw else 2 if is_rceil(rounding) else 1
+    flags = 0 if small else HALVES
+    if overlap:
+        flags |= OVERLAP if small or direct else OVERLAP | EARLY
+    if key is not None and M and E and (small or direct or (scratch is not None and rows.dtype is not torch.float32)):
+        _keep_plan(key, a, w, ends, out, scratch, source, chosen, flags)
+    if small:
+        _gemm(rows, None if raw else a[1], w[0], w[1], ends, out, source, impl, chosen, flags)
         return out
     if not isinstance(a, Folded):
         a = _fold_rows(a, rounding, scratch, impl, overlap)
-    _gemm(a[0], a[1], w[0], w[1], ends, out, 3, impl, chosen, OVERLAP if overlap else 0)
+    _gemm(a[0], a[1], w[0], w[1], ends, out, 3, impl, chosen, flags)
     return out
+
+
+_PLANS: dict[Any, tuple[Any, int]] = {}
+_MOST_PLANS = 256
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _plan_key(a: Any, w: Any, ends: Any, out: Any, scratch: Any, *options: Any) -> Any:
+    """Return all that the checks and the launches of `grouped_gemm` depend on, or None where it is no plain call.
+
+    Whatever has the same addresses, shapes, dtypes and contiguity passes the same checks and is launched alike.
+    """
+    kind = type(a)
+    if type(w) is not Folded or kind not in (torch.Tensor, MX, Folded):
+        return None
+    tensors = (a, *w, ends, out) if kind is torch.Tensor else (*a, *w, ends, out)
+    if scratch is not None:
+        tensors += tuple(scratch)
+    facts: list[Any] = [kind, options]
+    for t in tensors:
+        if type(t) not in _PLAIN or not t.is_cuda:
+            return None
+        facts += (t.data_ptr(), t.shape, t.dtype, t.is_contiguous())
+    return tuple(facts)
+
+
+def _keep_plan(key: Any, a, w, ends, out, scratch, source: int, chosen: int, flags: int) -> None:
+    from moe_kernels.mxfp8 import cuda
+
+    lib, plan = cuda.library(), cuda.Plan()
+    (E, N, K), M = w.payload.shape, out.shape[0]
+    rows, scale = (a, None) if isinstance(a, torch.Tensor) else a
+
+    def address(t: torch.Tensor | None) -> int | None:
+        return None if t is None else t.data_ptr()
+
+    if chosen < SMALL and source != 3:
+        kept = (address(scratch[0]), address(scratch[1]))
+        release = RELEASE if flags & OVERLAP else 0
+        status = lib.mx_rows_launch(
+            address(rows), address(scale), *kept, None, M, K, source, 1, release, None, plan.handle
+        )
+        cuda.check(status, "MXFP8 row kernel")
+        rows, scale = scratch
+    head = (*map(address, (rows, scale, w[0], w[1], ends, out)), M, N, K, E)
+    with on_device(out):
+        if chosen >= SMALL:
+            status = lib.mx_small_launch(*head, source, chosen - SMALL, flags, None, plan.handle)
+        else:
+            status = lib.mx_big_launch(*head, chosen, flags, None, plan.handle)
+    cuda.check(status, "MXFP8 grouped GEMM")
+    if len(_PLANS) >= _MOST_PLANS:
+        _PLANS.clear()
+    _PLANS[key] = plan, out.device.index
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -239,36 +299,20 @@ def prepare(
     holds the tensors; new values in them are seen, new tensors are not. Arguments and errors are `grouped_gemm`'s,
     folded or BF16 rows only; BF16 rows need `scratch` where two launches are taken.
     """
+    options = (accumulate, rounding, "cuda", None, None)
     grouped_gemm(a, w, ends, out=out, scratch=scratch, accumulate=accumulate, rounding=rounding, impl="cuda")
-    from moe_kernels.mxfp8 import cuda
-
-    lib, (E, N, K), M, device = cuda.library(), w.payload.shape, out.shape[0], out.device
-    chosen = choose_variant(M, N, K, E, accumulate)
-    raw = isinstance(a, torch.Tensor)
-    source = (2 if is_rceil(rounding) else 1) if raw else 3
-    rows, scale = (a, None) if raw else a
-    first = None
-    if raw and chosen < SMALL:
-        if scratch is None:
-            raise ValueError("BF16 rows take two launches at this size: give scratch to keep the quantised rows")
-        first = (a.data_ptr(), None, scratch[0].data_ptr(), scratch[1].data_ptr(), None, M, K, source, 1, 0)
-        rows, scale = scratch
-    tensors = (rows, scale, w[0], w[1], ends, out)
-    head = (*(None if t is None else t.data_ptr() for t in tensors), M, N, K, E)
-    small = chosen >= SMALL
-    launch = lib.mx_small_launch if small else lib.mx_big_launch
-    tail = (source, chosen - SMALL, OVERLAP) if small else (chosen, 0)
-    index = device.index if device.index is not None else torch.cuda.current_device()
+    found = _PLANS.get(_plan_key(a, w, ends, out, scratch, *options))
+    if found is None:
+        raise ValueError(
+            "a call is prepared for plain tensors with rows; BF16 rows that take two launches need scratch as well"
+        )
+    plan, index = found
 
     def call() -> torch.Tensor:
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        if first is not None and (status := lib.mx_rows_launch(*first, stream)):
-            cuda.check(status, "MXFP8 row kernel")
-        if status := launch(*head, *tail, stream):
-            cuda.check(status, "MXFP8 grouped GEMM")
+        plan.run(torch._C._cuda_getCurrentRawStream(index))
         return out
 
-    call.tensors = (a, *tensors)  # type: ignore[attr-defined]  # keeps the addresses valid
+    call.tensors = (a, w, ends, scratch)  # type: ignore[attr-defined]  # keeps the addresses valid
     return call
 
 

@@ -15,6 +15,7 @@ def available(device: torch.device | None = None) -> bool:
     newer)."""
     return (
         torch.cuda.is_available()
+        and (device is None or device.type == "cuda")
         and torch.cuda.get_device_capability(device)[0] == 10
         and hasattr(torch.nn.functional, "scaled_grouped_mm")
     )

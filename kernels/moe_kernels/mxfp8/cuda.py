@@ -77,10 +77,34 @@ def library() -> ctypes.CDLL:
             os.replace(built, path)
     lib = ctypes.CDLL(str(path))
     p, i = ctypes.c_void_p, ctypes.c_int
-    lib.mx_rows_launch.argtypes = [p, p, p, p, p, i, i, i, i, i, p]
-    lib.mx_small_launch.argtypes = [p, p, p, p, p, p, i, i, i, i, i, i, i, p]
-    lib.mx_big_launch.argtypes = [p, p, p, p, p, p, i, i, i, i, i, i, p]
+    lib.mx_rows_launch.argtypes = [p, p, p, p, p, i, i, i, i, i, p, p]
+    lib.mx_small_launch.argtypes = [p, p, p, p, p, p, i, i, i, i, i, i, i, p, p]
+    lib.mx_big_launch.argtypes = [p, p, p, p, p, p, i, i, i, i, i, i, p, p]
+    lib.mx_plan_new.argtypes, lib.mx_plan_new.restype = [], p
+    lib.mx_plan_run.argtypes, lib.mx_plan_free.argtypes = [p, p], [p]
     return lib
+
+
+class Plan:
+    """Up to two launches with their arguments, kept on the C++ side: `run` costs the host one foreign call.
+
+    It holds addresses, not tensors: whoever keeps a plan sees to it that they stay valid.
+    """
+
+    __slots__ = ("_free", "_run", "handle")
+
+    def __init__(self) -> None:
+        lib = library()
+        self.handle = lib.mx_plan_new()
+        self._run, self._free = lib.mx_plan_run, lib.mx_plan_free
+
+    def run(self, stream: int) -> None:
+        """Submit the launches to a stream of the current device. Raises RuntimeError where CUDA refuses one."""
+        if status := self._run(self.handle, stream):
+            check(status, "MXFP8 grouped GEMM")
+
+    def __del__(self) -> None:
+        self._free(self.handle)
 
 
 _MEANING = {
@@ -88,6 +112,8 @@ _MEANING = {
     -2: "K is too large for the small-M kernel",
     -4: "unknown variant",
     -5: "more than 256 experts",
+    -6: "a plan holds two launches",
+    -7: "more than 32 devices",
 }
 
 

@@ -107,6 +107,7 @@ def run_rows(
                     target,
                     flags,
                     stream_of(out.device),
+                    None,
                 )
                 if M
                 else 0

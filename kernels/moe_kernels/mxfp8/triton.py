@@ -23,7 +23,8 @@ def _decode(byte):
     normal = ((magnitude << 20) + (120 << 23)).to(tl.float32, bitcast=True)
     value = tl.where(magnitude < 8, magnitude.to(tl.float32) * 0.001953125, normal)
     value = tl.where(magnitude == 127, float("nan"), value)
-    return tl.where(b > 127, -value, value)
+    # The sign as a bit: Triton 3.6 writes -x as 0 - x, which turns -0 into +0.
+    return (value.to(tl.int32, bitcast=True) | ((b & 128) << 24)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
