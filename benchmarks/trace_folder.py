@@ -19,13 +19,13 @@ from workbench.record import data_root
 from workbench.traces.folder import analyse_folder
 from workbench.traces.synthetic import make_ranks
 
-SOURCE = "long_item.json.gz"
+SOURCE = "long.json.gz"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=512)
-    parser.add_argument("--repeat", type=int, default=4, help="copies of the recording in each rank's trace")
+    parser.add_argument("--repeat", type=int, default=1, help="copies of the recording in each rank's trace")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--times", type=int, default=1, help="repeats of each measurement")
     options = parser.parse_args()

@@ -117,7 +117,7 @@ def main() -> int:
     have_hta = Path(args.hta_python).is_file()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        recording = sorted(ROOT.glob("data/recorded/tool_first_look/*/long_item.json.gz"))
+        recording = sorted(ROOT.glob("data/recorded/tool_first_look/*/long.json.gz"))
         if args.megabytes and recording and not args.traces:
             big = Path(folder) / f"repeated_{args.megabytes}MB.json"
             repeated(recording[-1], big, args.megabytes)

@@ -20,7 +20,7 @@ from workbench.traces.synthetic import make_ranks
 @pytest.fixture(scope="module")
 def source() -> Path:
     """A recorded trace of this project."""
-    return next((data_root() / "recorded" / "tool_first_look").glob("*/long_item.json.gz"))
+    return next((data_root() / "recorded" / "tool_first_look").glob("*/short_item_stacks.json.gz"))
 
 
 @pytest.fixture

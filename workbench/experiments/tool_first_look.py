@@ -13,8 +13,8 @@ from typing import Any
 from workbench.experiment import Check, Params, Result, param
 from workbench.experiments._traces import TraceExperiment
 
-RECORDING = "2026-11-29_h200_a25dca8"
-VARIANTS = ("free", "item", "graph")
+RECORDING = "2026-11-29_h200_662da48"
+VARIANTS = ("free", "loaded", "item", "graph")
 PAUSE_S = 0.05
 LABELS = {"free": "without .item()", "item": "with .item()"}
 SIZES = {"short": 256, "long": 8192}
@@ -59,6 +59,7 @@ def measure(params: FirstLookParams, recorder: Any) -> None:
         step = build(blocks=params.blocks, width=params.width, tokens=tokens)
         calls[size] = {
             "free": lambda step=step: step(False),
+            "loaded": lambda step=step: step(False, load=True),
             "item": lambda step=step: step(True),
             "graph": graphed(step),
         }
@@ -97,7 +98,7 @@ def measure(params: FirstLookParams, recorder: Any) -> None:
 
 
 def _rounds(calls: dict[str, Any], params: FirstLookParams, path: Path) -> Path:
-    """Profile the variants in turn within one trace: ranges "free 0", "item 0", "graph 0", "free 1" and so on.
+    """Profile the variants in turn within one trace: ranges "free 0", "loaded 0", "item 0", "graph 0", "free 1"...
 
     Separate profiles cannot be compared on a shared host: its speed was seen to change by a factor of 2.5 from one to
     the next. Stretches are parted by sleep, so that each begins on an idle device and no synchronise is in the trace.
@@ -190,49 +191,82 @@ def _dump(value: Any) -> str:
     return json.dumps(value)
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """A profiled stretch of steps of one variant: host times of its range, and when the device finished it (ns)."""
+
+    start_ns: int
+    host_end_ns: int
+    device_end_ns: int
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """All of it, on both sides."""
+        return self.start_ns, max(self.host_end_ns, self.device_end_ns)
+
+    @property
+    def submission(self) -> tuple[int, int]:
+        """The host's part: what a what-if replays is launched in here."""
+        return self.start_ns, self.host_end_ns
+
+
+def stretches(analysis: Any) -> dict[str, list[Stretch]]:
+    """The stretches of each variant, round by round."""
+    from workbench.traces.ranges import find_ranges
+
+    found = find_ranges(analysis, rf"^({'|'.join(VARIANTS)}) \d+$")
+    times = zip(found.host_start_ns.tolist(), found.host_end_ns.tolist(), found.device_end_ns.tolist())
+    out: dict[str, list[Stretch]] = {v: [] for v in VARIANTS}
+    for name, time_ns in zip(found.name, times):
+        out[name.split()[0]].append(Stretch(*time_ns))
+    return out
+
+
+def shown(found: dict[str, list[Stretch]]) -> dict[str, Stretch]:
+    """The round that is drawn: the one whose stretch with reads has the median span."""
+    spans = [s.device_end_ns - s.start_ns for s in found["item"]]
+    middle = sorted(range(len(spans)), key=spans.__getitem__)[len(spans) // 2]
+    return {variant: each[middle] for variant, each in found.items() if each}
+
+
 def recorded(params: FirstLookParams, recording: Any) -> list[dict[str, Any]]:
-    """Boxes, headroom and sums of the reader's trace, or of the recorded pair with its what-ifs."""
+    """Boxes, headroom and sums of the reader's trace, or of one recorded round, with what-ifs of all rounds."""
     from workbench.experiments._traces import trace_rows
     from workbench.traces import read
     from workbench.traces.idle import Analysis
 
     if params.trace:
         return trace_rows(Analysis(read(params.trace)), None, Path(params.trace).name)
-    found = {v: Analysis(read(recording.file(f"{params.size}_{v}.json.gz"))) for v in VARIANTS}
+    analysis = Analysis(read(recording.file(f"{params.size}.json.gz")))
+    found = stretches(analysis)
     rows = []
-    for variant in ("free", "item"):
-        rows += trace_rows(found[variant], _steps_window(found[variant]), LABELS[variant])
-    return rows + predictions(found)
+    for variant in LABELS:
+        rows += trace_rows(analysis, shown(found)[variant].window, LABELS[variant])
+    return rows + predictions(analysis, found)
 
 
-def _steps_window(analysis: Any) -> Any:
-    """From the first profiled step to the end of device work; the last two steps where there are many."""
-    from workbench.measure.capture import steady_window
-    from workbench.traces.ranges import steps
+def predictions(analysis: Any, found: dict[str, list[Stretch]]) -> list[dict[str, Any]]:
+    """Predicted and measured spans in each round.
 
-    window = steady_window(analysis.trace)
-    named = steps(analysis.trace)
-    return (named[-2][1][0], window[1]) if window and len(named) > 2 else window
-
-
-def predictions(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Predicted and measured spans: waits removed against the loop without reads, launches merged against the graph."""
+    Waits removed stands against the stretch that computes the same scalars and leaves them on the device: a what-if
+    knows the waits, not the indexing that a programmer would drop with them. Launches merged stand against the graph.
+    """
+    from workbench.experiments._traces import MERGED, REMOVED, UNCHANGED, sum_row
     from workbench.traces.replay import to_program, what_if
 
-    measured = {v: what_if(to_program(a)) for v, a in found.items()}
-    cases = {
-        "replay, unchanged": (measured["item"]["replayed_us"], measured["item"]["measured_us"]),
-        "waits removed": (what_if(found["item"], remove_waits=True)["predicted_us"], measured["free"]["measured_us"]),
-        "one submission per step": (
-            what_if(found["free"], merge_launches=1_000_000)["predicted_us"],
-            measured["graph"]["measured_us"],
-        ),
-    }
-    return [
-        {"trace": "what-if", "lane": case, "kind": "sum", "label": what, "start_us": 0.0, "end_us": 0.0, "value": value}
-        for case, pair in cases.items()
-        for what, value in zip(("predicted_us", "measured_us"), pair)
-    ]
+    rows = []
+    loaded = found["loaded"] or found["free"]
+    for i, (free, item, graph, kept) in enumerate(zip(found["free"], found["item"], found["graph"], loaded)):
+        plain, reads, merged, on_device = (to_program(analysis, window=s.submission) for s in (free, item, graph, kept))
+        unchanged = what_if(reads)
+        cases = {
+            UNCHANGED: (unchanged["replayed_us"], unchanged["measured_us"]),
+            REMOVED: (what_if(reads, remove_waits=True)["predicted_us"], what_if(on_device)["measured_us"]),
+            MERGED: (what_if(plain, merge_launches=1_000_000)["predicted_us"], what_if(merged)["measured_us"]),
+        }
+        for case, pair in cases.items():
+            rows += [sum_row("what-if", case, f"{k} {i}", v) for k, v in zip(("predicted_us", "measured_us"), pair)]
+    return rows
 
 
 def figure(result: Result):

@@ -106,7 +106,7 @@ def open_trace(params: YourTraceParams, recording: Any):
 
 def recorded(params: YourTraceParams, recording: Any) -> list[dict[str, Any]]:
     """Boxes, headroom and sums; the verdict; the what-if."""
-    from workbench.experiments._traces import trace_rows
+    from workbench.experiments._traces import sum_row, trace_rows
     from workbench.traces.replay import what_if
     from workbench.traces.trace import TraceError
     from workbench.traces.verify import verify_trace
@@ -114,7 +114,7 @@ def recorded(params: YourTraceParams, recording: Any) -> list[dict[str, Any]]:
     analysis, window = open_trace(params, recording)
     rows = trace_rows(analysis, window, analysis.trace.source)
     verdict = verify_trace(analysis, window=window, idle_threshold_us=params.idle_threshold_us)
-    rows.append(_value("verdict", verdict.as_dict()["verdict"], float(verdict.exit_code)))
+    rows.append(sum_row("what-if", "verdict", verdict.as_dict()["verdict"], float(verdict.exit_code)))
     try:
         answer = what_if(
             analysis,
@@ -126,19 +126,9 @@ def recorded(params: YourTraceParams, recording: Any) -> list[dict[str, Any]]:
         )
     except TraceError:
         return rows
-    return rows + [_value("what-if span", k, answer[k]) for k in ("measured_us", "replayed_us", "predicted_us")]
-
-
-def _value(lane: str, label: str, value: float) -> dict[str, Any]:
-    return {
-        "trace": "what-if",
-        "lane": lane,
-        "kind": "sum",
-        "label": label,
-        "start_us": 0.0,
-        "end_us": 0.0,
-        "value": value,
-    }
+    return rows + [
+        sum_row("what-if", "what-if span", k, answer[k]) for k in ("measured_us", "replayed_us", "predicted_us")
+    ]
 
 
 def figure(result: Result):

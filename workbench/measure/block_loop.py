@@ -12,8 +12,10 @@ from typing import Any
 HEADS = 8
 
 
-def build(*, blocks: int, width: int, tokens: int, device: str = "cuda", seed: int = 0) -> Callable[[bool], Any]:
-    """Return `step(read)`: one pass over the loop; `read` adds one `.item()` per block.
+def build(*, blocks: int, width: int, tokens: int, device: str = "cuda", seed: int = 0) -> Callable[..., Any]:
+    """Return `step(read, load=False)`: one pass over the loop; `read` adds one `.item()` per block.
+
+    `load` computes the same scalar in every block and leaves it on the device: the loop with reads, less its waits.
 
     Args:
         blocks: transformer blocks (RMS norm, attention, SwiGLU-free MLP of four times the width).
@@ -43,22 +45,24 @@ def build(*, blocks: int, width: int, tokens: int, device: str = "cuda", seed: i
         h = torch.nn.functional.rms_norm(x, (width,))
         return x + torch.nn.functional.gelu(h @ up) @ down
 
-    def step(read: bool) -> torch.Tensor:
+    def step(read: bool, load: bool = False) -> torch.Tensor:
         x = x0
         with torch.no_grad():
             for i, layer in enumerate(layers):
                 with record_function(f"block {i}"):
                     x = block(x, layer)
                     if read:
-                        load = x[0, 0].float().item()
-                        if load != load:
+                        value = x[0, 0].float().item()
+                        if value != value:
                             raise FloatingPointError(f"block {i} produced NaN")
+                    elif load:
+                        x[0, 0].float()
         return x
 
     return step
 
 
-def graphed(step: Callable[[bool], Any]) -> Callable[[], None]:
+def graphed(step: Callable[..., Any]) -> Callable[[], None]:
     """One step without reads as a captured CUDA graph."""
     import torch
 

@@ -21,12 +21,6 @@ STEP = "ProfilerStep#"
 NO_GPU = "needs a CUDA GPU: torch.cuda.is_available() is False here (a recorded trace can be read anywhere)"
 
 
-def _experimental() -> Any:
-    import torch
-
-    return getattr(torch._C, "_profiler")._ExperimentalConfig  # noqa: B009  (no stub declares it)
-
-
 def require_gpu(what: str) -> None:
     """Raise RuntimeError, naming what needed it, where there is no usable GPU."""
     import torch
@@ -52,15 +46,10 @@ class Recording(AbstractContextManager):
         from torch.profiler import ProfilerActivity, profile
 
         require_gpu("profiling")
-        options: dict[str, Any] = {}
-        if self.stacks:
-            # Without `verbose` Kineto leaves the Python frames out of the exported file.
-            options["experimental_config"] = _experimental()(verbose=True)
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
             with_stack=self.stacks,
             acc_events=True,
-            **options,
         )
         self._profiler.__enter__()
         return self

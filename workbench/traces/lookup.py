@@ -15,8 +15,7 @@ _LIBRARY = re.compile(
     r"(^|/)(torch|triton|functorch|torchgen)/|^<frozen|/lib/python3[^/]*/(?!site-packages|dist-packages)"
 )
 NO_STACKS = (
-    "no Python stacks in this trace, so waits have no source line: record with "
-    "torch.profiler.profile(with_stack=True, experimental_config=torch._C._profiler._ExperimentalConfig(verbose=True))"
+    "no Python stacks in this trace, so waits have no source line: record with torch.profiler.profile(with_stack=True)"
 )
 
 

@@ -68,8 +68,58 @@ async function showWidget(place) {
 }
 
 for (const place of document.querySelectorAll("[data-model]")) showWidget(place);
+const NARROW = 640;
+
+/** A figure's text in lines of at most `room` px; its own line breaks stay. */
+function wrap(text, room, size) {
+  const most = Math.max(12, Math.floor(room / (size * 0.54)));
+  const lines = [];
+  for (const part of text.split(/<br *\/?>/)) {
+    let line = "";
+    for (const word of part.split(" ")) {
+      if (line && line.length + 1 + word.length > most) lines.push(line), (line = word);
+      else line = line ? `${line} ${word}` : word;
+    }
+    lines.push(line);
+  }
+  return lines.join("<br>");
+}
+
+/** On a phone: titles in lines, from the page's edge, and room above the panels for them and the legend's rows. */
+async function fitNarrow(place) {
+  const full = place._fullLayout;
+  const { width } = full;
+  const change = { "title.xref": "container", "title.x": 0 };
+  for (const key of ["title", "title.subtitle"]) {
+    const title = key === "title" ? full.title : full.title.subtitle;
+    if (title?.text) change[`${key}.text`] = wrap(title.text, width - 16, title.font.size);
+  }
+  for (const [name, { title }] of Object.entries(place.layout))
+    if (/^[xy]axis\d*$/.test(name) && title?.text)
+      change[`${name}.title.text`] = wrap(title.text, full[name]._length + 30, full[name].title.font.size);
+  (place.layout.annotations ?? []).forEach(({ text, showarrow, xref, x, xanchor }, i) => {
+    // The heading of a panel begins at the page's edge, where it has most room.
+    if (showarrow || !/domain$|paper/.test(xref) || x !== 0 || xanchor !== "left") return;
+    change[`annotations[${i}].text`] = wrap(text, width - 16, 11);
+    change[`annotations[${i}].font.size`] = 11;
+    change[`annotations[${i}].xshift`] = -full._size.l;
+    change[`annotations[${i}].align`] = "left";
+    const lines = change[`annotations[${i}].text`].split("<br>").length;
+    if (lines < 2) return;
+    change.height = full.height * 1.25; // the gap above a panel grows with the figure
+    if (full.legend) change["legend.y"] = full.legend.y + (24 * (lines - 1)) / full._size.h;
+  });
+  await Plotly.relayout(place, change);
+  const now = place._fullLayout;
+  const heightOf = (selector) => place.querySelector(selector)?.getBBox().height ?? 0;
+  const above = Math.max(0, (now.legend?.y ?? 1) - 1) * now._size.h;
+  const needed = 24 + heightOf(".gtitle") + heightOf(".gtitle-subtitle") + heightOf(".legend") + above;
+  const more = needed - now.margin.t;
+  if (more > 0) await Plotly.relayout(place, { "margin.t": needed, height: now.height + more });
+}
+
 // A figure's mid grey serves any page; this page knows its own ink, and error bars would stay near black.
-function drawFigure(place) {
+async function drawFigure(place) {
   const { data, layout, frames } = structuredClone(page.figures[place.dataset.figure]);
   const ink = getComputedStyle(document.body).color;
   const template = ((layout.template ??= {}).layout ??= {});
@@ -77,12 +127,14 @@ function drawFigure(place) {
   const bars = { error_x: { color: ink }, error_y: { color: ink } };
   layout.template.data = { bar: [bars], scatter: [bars], ...layout.template.data };
   place.replaceChildren();
-  Plotly.newPlot(place, { data, layout, frames, config: { responsive: true, displaylogo: false } });
+  await Plotly.newPlot(place, { data, layout, frames, config: { responsive: true, displaylogo: false } });
+  if (place.clientWidth < NARROW) await fitNarrow(place);
 }
 
 const figures = document.querySelectorAll("[data-figure]");
 figures.forEach(drawFigure);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => figures.forEach(drawFigure));
+for (const query of ["(prefers-color-scheme: dark)", `(max-width: ${NARROW}px)`])
+  matchMedia(query).addEventListener("change", () => figures.forEach(drawFigure));
 
 const toggle = document.getElementById("show-code");
 toggle.addEventListener("click", () => {

@@ -1,0 +1,116 @@
+"""The first look's rounds: stretches found, predictions within a round, and a live run that keeps its traces."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+from pathlib import Path
+
+import pytest
+from kineto_files import call, event, kernel, text
+from test_replay import loop
+
+import workbench
+from workbench.experiments import _traces, tool_first_look
+from workbench.experiments._traces import opened, prediction_checks, sums
+from workbench.record import Recording
+from workbench.traces import read
+from workbench.traces.idle import Analysis
+
+K = 1_000
+PAUSE = 50_000 * K
+
+
+def shifted(events: list[dict], by: int, ids: int) -> list[dict]:
+    out = []
+    for e in events:
+        args = {k: v + ids if k == "correlation" else v for k, v in e["args"].items()}
+        out.append(e | {"ts": e["ts"] + by, "args": args})
+    return out
+
+
+def graph(n: int) -> list[dict]:
+    nodes = [kernel(10 * K + i * 30 * K, 40 * K + i * 30 * K, 1) for i in range(n)]
+    return [call("cudaGraphLaunch", 2 * K, 10 * K, 1), *nodes]
+
+
+def rounds(slow: tuple[int, ...]) -> list[dict]:
+    """One trace of several rounds; in round i the host and the device run `slow[i]` times slower."""
+    events: list[dict] = []
+    number = 0
+    for i, factor in enumerate(slow):
+        for variant, made in (
+            ("free", loop(False)),
+            ("loaded", loop(False)),
+            ("item", loop(True)),
+            ("graph", graph(6)),
+        ):
+            host = [e for e in made if e["cat"] == "cuda_runtime"]
+            end = max(e["ts"] + e["dur"] for e in host) + 1 * K
+            made = [
+                event("user_annotation", f"{variant} {i}", 0, end),
+                event("user_annotation", f"ProfilerStep#{number}", 1 * K, end - 500),
+                *(e for e in made if e["cat"] != "python_function"),
+            ]
+            made = [e | {"ts": e["ts"] * factor, "dur": e["dur"] * factor} for e in made]
+            events += shifted(made, (number + 1) * PAUSE, (number + 1) * 10_000)
+            number += 1
+    return events
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Recording:
+    for size in tool_first_look.SIZES:
+        (tmp_path / f"{size}.json.gz").write_bytes(gzip.compress(text(rounds((1, 3, 2))).encode()))
+    return Recording("tool_first_look", "made", {"workload": {}}, tmp_path)
+
+
+def test_stretches_and_the_round_of_median_span(recording: Recording) -> None:
+    found = tool_first_look.stretches(Analysis(read(recording.file("long.json.gz"))))
+    assert {v: len(s) for v, s in found.items()} == {"free": 3, "loaded": 3, "item": 3, "graph": 3}
+    first = found["free"][0]
+    assert first.start_ns == PAUSE and first.host_end_ns == PAUSE + 61 * K and first.device_end_ns == PAUSE + 190 * K
+    assert tool_first_look.shown(found) == {v: s[2] for v, s in found.items()}
+
+
+def test_each_round_is_compared_with_itself(recording: Recording) -> None:
+    experiment = workbench.load("tool_first_look")
+    params = experiment.params(blocks=3, profiled_steps=2)
+    table = _traces._frame(tool_first_look.recorded(params, recording))
+    result = _traces.Result(experiment=experiment, params=params, source="live", table=table, recording=recording)
+    unchanged, removed, merged = prediction_checks(result)
+    for check in (unchanged, removed, merged):
+        low, high = (float(x) for x in check.value.split("(")[1].split(" over")[0].split(" to "))
+        assert check.holds and high / low < 1.05 and "over 3 rounds" in check.value
+    assert "median ratio 1.000 (1.000 to 1.000" in unchanged.value
+    found = sums(result)
+    assert found["without .item()"]["waits"] == 0 and found["with .item()"]["waits"] == 6
+    assert [c.claim for c in result.checks if c.fails] == []
+    analysis, window = opened(result)
+    assert window == tool_first_look.shown(tool_first_look.stretches(analysis))["item"].window
+
+
+def test_a_wrong_prediction_is_no_claim_held(recording: Recording) -> None:
+    experiment = workbench.load("tool_first_look")
+    rows = tool_first_look.recorded(experiment.params(), recording)
+    for r in rows:
+        if r["lane"] == "waits removed" and r["label"].startswith("predicted"):
+            r["value"] *= 1.2
+    table = _traces._frame(rows)
+    result = _traces.Result(
+        experiment=experiment, params=experiment.params(), source="live", table=table, recording=recording
+    )
+    assert [c.holds for c in prediction_checks(result)] == [True, False, True]
+
+
+def test_a_live_run_keeps_its_traces_for_the_views(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(params, recorder) -> None:
+        recorder.row(size="long")
+        for size in tool_first_look.SIZES:
+            recorder.attach(f"{size}.json.gz", recording.file(f"{size}.json.gz"))
+
+    monkeypatch.setattr("workbench.experiment.gpu_present", lambda: True)
+    experiment = dataclasses.replace(workbench.load("tool_first_look"), measure=measure)
+    result = experiment.run(source="live", profiled_steps=3)
+    assert result.source == "live" and len(result.figure().data) > 3 and result.badge.startswith("measured live")
+    assert opened(result)[1] is not None
