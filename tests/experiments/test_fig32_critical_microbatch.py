@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 
 import polars as pl
@@ -125,7 +126,36 @@ def test_submission_that_grows_with_the_microbatch_fails_the_claim():
 
 def test_replay_that_costs_more_fails_the_claim():
     rows = [r | {"submit_us": json.dumps([9e9])} if r["mode"] == "replay" else r for r in table()]
-    assert sum("moves the crossover left" in claim for claim in failing(measured(rows))) == 4
+    result = measured(rows)
+    assert sum("graph replay submits with less" in claim for claim in failing(result)) == 4
+    moved = [c for c in result.checks if "(graph replay)" in c.claim]
+    assert len(moved) == 4 and all(c.holds is None and "not cheaper" in c.value for c in moved)
+
+
+def test_cheaper_submission_that_does_not_reach_the_crossover_fails_the_claim():
+    """Cheaper at the median size and dearer around the crossover: left is not where it goes."""
+    rows = [
+        r | {"submit_us": json.dumps([3000.0 if 1024 <= r["tokens"] <= 2048 else 500.0])}
+        if r["mode"] == "replay" and r["layer"] == "dense"
+        else r
+        for r in table()
+    ]
+    assert sum("moves the crossover left" in claim for claim in failing(measured(rows))) == 2
+
+
+@pytest.mark.parametrize("submit, known", [(1.2, True), (0.8, False)])
+def test_compiled_layers_are_judged_by_submission_alone(submit, known):
+    """Device time falls by half: the crossover moves right whatever submission does; the claim is about submission."""
+    eager = [r for r in table() if r["mode"] == "eager"]
+    compiled = [
+        r | {"mode": "compiled", "submit_us": json.dumps([v * submit for v in json.loads(r["submit_us"])]),
+             "device_us": json.dumps([v / 2 for v in json.loads(r["device_us"])])}
+        for r in eager if r["layer"] == "dense"
+    ]  # fmt: skip
+    checks = [c for c in measured(eager + compiled).checks if "torch.compile" in c.claim]
+    assert len(checks) == 4 and not [c for c in checks if c.fails]
+    assert [bool(c.known) for c in checks] == [known, False] * 2
+    assert [c.holds for c in checks] == [not known, None if known else True] * 2
 
 
 def test_figures_of_both_sources_draw():
@@ -215,7 +245,7 @@ def test_measuring_visits_every_region_and_keeps_its_rows_whatever_the_compiler_
     from workbench.record import Recorder
 
     device = Device(monkeypatch)
-    monkeypatch.setattr(blocks, "Layers", lambda experts, gemm: PretendedLayers(device, broken))
+    monkeypatch.setattr(blocks, "Layers", lambda experts, gemm, router_mode: PretendedLayers(device, broken))
     monkeypatch.setattr(blocks, "activation_bytes", lambda region: 1000)
     monkeypatch.setattr(timing, "capture", lambda calls, warmup: type("Graph", (), {"replay": staticmethod(calls[0])}))
     monkeypatch.setattr("torch.compile", lambda layer, dynamic: f"compiled {layer}")
@@ -228,7 +258,11 @@ def test_measuring_visits_every_region_and_keeps_its_rows_whatever_the_compiler_
         modes.setdefault(r["mode"], []).append(r)
     assert len(modes["eager"]) == 2 * 3 * 2 and len(modes["replay"]) == 2 * 2 * 2
     assert len(modes["compiled"]) == (2 if broken else 4)
-    assert {(r["tokens"], len(json.loads(r["submit_us"]))) for r in modes["eager"]} == {(1024, 12), (32768, 6)}
+    # Compiled rounds bring as many more of the eager ones beside them.
+    repeats = {(r["layer"], r["tokens"]): len(json.loads(r["submit_us"])) for r in modes["eager"]}
+    assert repeats == {("dense", 1024): 24, ("dense", 32768): 6, ("routed, rowwise", 32768): 6,
+                       ("routed, rowwise", 1024): 12 if broken else 24, ("routed, synchronized", 1024): 12,
+                       ("routed, synchronized", 32768): 6}  # fmt: skip
     assert {r["layer"] for r in modes["eager"] if r["waits"]} == {"routed, synchronized"}
     compiled = recorder.live().record["protocol"]["compile"]
     assert "interrupted" in compiled if said is None else said in compiled["routed, rowwise"]
@@ -244,6 +278,20 @@ def test_several_layers_stand_side_by_side_and_a_wait_is_said(monkeypatch):
     bad = [c for c in result.checks if c.holds is False and "waits for no device value" in c.claim]
     assert len(bad) == 2 and "1, 2 sequences" in bad[0].value
     assert "sequences per microbatch" in result.figure().to_json()
+
+
+@pytest.mark.gpu
+def test_a_real_product_crosses_between_a_tiny_and_a_large_size():
+    place = {"device": "cuda", "dtype": torch.bfloat16}
+    weight = torch.randn(4096, 4096, **place)
+    result = workbench.critical_microbatch(
+        lambda n: functools.partial(torch.mm, torch.randn(n, 4096, **place), weight), [16, 256, 4096, 32768], repeats=6
+    )
+    (curve,) = fig32.curves(result)
+    assert 16 < curve["critical"] < 32768
+    assert [r["launches"] for r in curve["rows"]] == [pytest.approx(1, abs=1)] * 4 and not curve["rows"][0][
+        "host_held_up"
+    ]
 
 
 @pytest.mark.parametrize("sizes", [[256], [512, 256], [256, 256], [0, 4], [1.5, 3], [True, 2]])
