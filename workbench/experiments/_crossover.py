@@ -284,7 +284,7 @@ def _mark(fig: go.Figure, c: dict[str, Any], where: Any, ink: str, what: str, le
         text += f"<br>activations of {c['limit']:,.0f} {what} fill the memory"
     fig.add_scatter(
         x=[at], y=[height / 1e3], mode="markers", name="crossover, 95%", legendgroup="crossover", showlegend=legend,
-        marker={"color": ink, "size": 10, "symbol": "diamond"},
+        marker={"color": ink, "size": 10, "symbol": "diamond" if c["mode"] == "eager" else "diamond-open"},
         error_x={"array": [min(c["high"], last) - at], "arrayminus": [at - c["low"]], "color": ink, "thickness": 1.5},
         hovertemplate=text + "<extra></extra>", **where,
     )  # fmt: skip

@@ -155,7 +155,7 @@ def draw(result: Result) -> go.Figure:
     fig.add_annotation(x=0, y=1, yref="paper", text="break-even", showarrow=False, xanchor="left", yanchor="bottom")
     top = max(r["device_us_p50"] / r["submit_us_p50"] for r in rows)
     fig.update_xaxes(
-        type="log", dtick=1, title="device us per submission us (log)", range=[-2.1, math.log10(top) + 0.8]
+        type="log", dtick=1, title="device us per submission us (log)", range=[-2.1, math.log10(top) + 1.2]
     )
     fig.update_layout(WIDE_LABELS)
     fig.update_yaxes(categoryorder="array", categoryarray=[r["operation"] for r in rows])
