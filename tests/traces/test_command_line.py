@@ -9,7 +9,7 @@ from kineto_files import kernel, launch, write
 from test_analysis import item, stacked, steps_events
 from typer.testing import CliRunner
 
-from workbench.cli import trace as trace_commands
+from workbench.cli import output
 from workbench.cli.trace import app
 
 K = 1_000
@@ -179,9 +179,9 @@ def test_summary_fits_80_columns_but_for_paths_and_notes(tmp_path):
     assert "    wait 160.0 us, launch gap 640.0 us, gpu idle 499.0 us" in lines
 
 
-def test_long_lines_continue_on_a_terminal_only(tmp_path, monkeypatch):
+def test_long_lines_continue_on_a_terminal_only():
     line = "- " + "word " * 40 + "/a/long/path-with-hyphens/" + "x" * 90
-    wrapped = trace_commands._wrapped(line.strip(), 80).splitlines()
+    wrapped = output._wrapped(line.strip(), 80).splitlines()
     assert len(wrapped) > 3 and all(len(w) <= 80 for w in wrapped[:3]) and wrapped[1].startswith("    word")
     assert any("/a/long/path-with-hyphens/" + "x" * 90 in w for w in wrapped)
 

@@ -12,7 +12,7 @@ from test_replay import loop
 
 import workbench
 from workbench.experiments import _traces, tool_first_look
-from workbench.experiments._traces import opened, prediction_checks, sums
+from workbench.experiments._traces import opened, prediction_checks, sums, sums_table
 from workbench.record import Recording
 from workbench.traces import read
 from workbench.traces.idle import Analysis
@@ -85,6 +85,9 @@ def test_each_round_is_compared_with_itself(recording: Recording) -> None:
     assert "median ratio 1.000 (1.000 to 1.000" in unchanged.value
     found = sums(result)
     assert found["without .item()"]["waits"] == 0 and found["with .item()"]["waits"] == 6
+    table = {row["us"]: row for row in sums_table(result).to_dicts()}
+    assert table["waits"] == {"us": "waits", "without .item()": 0.0, "with .item()": 6.0}
+    assert table["idle"]["with .item()"] == found["with .item()"]["idle"] and "sync blocked" in table
     assert [c.claim for c in result.checks if c.fails] == []
     analysis, window = opened(result)
     assert window == tool_first_look.shown(tool_first_look.stretches(analysis))["item"].window

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from workbench.cli.output import say
+
 
 def folder_command(
     folder: Annotated[Path, typer.Argument(help="Folder with one trace per rank.")],
@@ -70,32 +72,23 @@ def _client(address: str | None) -> Any:
 
 def show_report(report: Any) -> None:
     """Print ranks (the first 64), skew per step, outliers and damaged files."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    table = Table("rank", "status", "step us", "busy us", "idle us", "waits", "wait us", "exposed comm. us", "file")
+    say(" rank status      step us    busy us    idle us  waits   wait us  exposed comm. us")
     for r in report.ranks[:64]:
-        step = "–" if r.step_us is None else f"{r.step_us:.1f}"
-        times = (f"{v:.1f}" for v in (r.busy_us, r.idle_us))
-        rest = (str(r.waits), f"{r.wait_us:.1f}", f"{r.exposed_us:.1f}")
-        table.add_row("–" if r.rank is None else str(r.rank), r.status, step, *times, *rest, Text(r.file))
-    console.print(table)
+        rank, step = ("–" if v is None else v for v in (r.rank, r.step_us and f"{r.step_us:.1f}"))
+        times = f"{step:>11}{r.busy_us:>11.1f}{r.idle_us:>11.1f}{r.waits:>7}{r.wait_us:>10.1f}{r.exposed_us:>18.1f}"
+        say(f"{rank:>5} {r.status:<8}{times}" + (f"  {r.file}" if r.rank is None else ""))
     if len(report.ranks) > 64:
-        console.print(f"… {len(report.ranks) - 64} more; --json prints all")
+        say(f"… {len(report.ranks) - 64} more; --json prints all, with their files")
     for s in report.skew[:20]:
-        console.print(
-            Text(
-                f"{s['step']}: {s['ranks']} ranks start within {s['start_spread_us']:.1f} us; durations differ by "
-                f"{s['duration_spread_us']:.1f} us; slowest is rank {s['slowest_rank']}, "
-                f"{s['slowest_over_median']:.2f} of the median"
-            )
+        say(
+            f"{s['step']}: {s['ranks']} ranks start within {s['start_spread_us']:.1f} us; durations differ by "
+            f"{s['duration_spread_us']:.1f} us; slowest is rank {s['slowest_rank']}, "
+            f"{s['slowest_over_median']:.2f} of the median"
         )
     for o in report.outliers[:20]:
         name = o["file"] if o["rank"] is None else f"rank {o['rank']}"
-        console.print(Text(f"stands out: {name}, {o['quantity']} {o['value']:.1f}, median {o['median']:.1f}"))
+        say(f"stands out: {name}, {o['quantity']} {o['value']:.1f}, median {o['median']:.1f}")
     for r in report.damaged:
-        console.print(Text(f"damaged: {r.file}: {r.error}"))
+        say(f"damaged: {r.file}: {r.error}")
     good = len(report.ranks) - len(report.damaged)
-    console.print(f"{good} of {len(report.ranks)} ranks whole, in {report.seconds:.1f} s")
+    say(f"{good} of {len(report.ranks)} ranks whole, in {report.seconds:.1f} s")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
 import sys
-import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from workbench.cli.folder import folder_command
+from workbench.cli.output import say
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Where a real profiler trace waits, and what would help."
@@ -30,25 +28,6 @@ WindowText = Annotated[
 
 app.command("folder")(folder_command)
 LISTED = 40
-_UNSEEN = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def say(text: object, err: bool = False) -> None:
-    """Print a line; control characters of names from outside are shown, so that none of them steers a terminal.
-
-    On a terminal long lines continue below their first word; elsewhere a line stays one line.
-    """
-    plain = _UNSEEN.sub(lambda m: f"\\x{ord(m[0]):02x}", str(text))
-    if sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns
-        plain = "\n".join(_wrapped(line, width) for line in plain.split("\n"))
-    typer.echo(plain, err=err)
-
-
-def _wrapped(line: str, width: int) -> str:
-    indent = " " * (len(line) - len(line.lstrip(" -")) + 2)
-    return textwrap.fill(line, max(width, 40), subsequent_indent=indent[:12], break_long_words=False,
-                         break_on_hyphens=False, drop_whitespace=True)  # fmt: skip
 
 
 def _fail(message: object, code: int = 2) -> typer.Exit:

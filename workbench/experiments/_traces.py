@@ -424,6 +424,16 @@ def sums(result: Result) -> dict[str, dict[str, float]]:
     return out
 
 
+def sums_table(result: Result) -> Any:
+    """The sums as a table: a row per quantity (us, waits as a count), a column per trace."""
+    import polars as pl
+
+    found = sums(result)
+    names = list(dict.fromkeys(k for mine in found.values() for k in mine))
+    columns = {trace: [mine.get(k) for k in names] for trace, mine in found.items()}
+    return pl.DataFrame({"us": [k.replace("_", " ") for k in names], **columns})
+
+
 def accounted(result: Result) -> Check:
     """Every idle interval has a cause, and the causes add up."""
     worst = 0.0

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from workbench.traces.digits import parse_us
+from workbench.traces.repair import first_value, mend, skip_strays
 from workbench.traces.trace import (
     COPY,
     D2D,
@@ -246,18 +247,13 @@ def _decode_last(block: bytes, builder: _Builder) -> None:
     builder.add(_repair_block(block, builder, last=True))
 
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-_BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_BAD_NUMBER = re.compile(r":\s*[-+]?(?:nan|inf|infinity)\b", re.IGNORECASE)
-
-
 def _repair_block(block: bytes, builder: _Builder, last: bool = False) -> list[_Event]:
     """Salvage whole events from a damaged block: mend the text, then decode event by event, counting what fails."""
     events: list[_Event] = []
     damaged = repaired = strays = 0
     starts = [m.end() for m in _EVENT_START.finditer(block)]
     leading = (block[: starts[0]] if starts else block).rstrip(b"[")
-    count, rest = _strays(_mended(leading))
+    count, rest = skip_strays(mend(leading))
     strays += count
     damaged += bool(rest and rest[0] != "]" and not last)
     for begin, end in zip(starts, [*starts[1:], len(block)]):
@@ -266,7 +262,7 @@ def _repair_block(block: bytes, builder: _Builder, last: bool = False) -> list[_
             damaged += not (last and end == len(block)) or block.rstrip().endswith((b"]", b"}"))
             continue
         events.append(event)
-        count, rest = _strays(rest)
+        count, rest = skip_strays(rest)
         strays += count
         repaired += mended
         if rest and rest[0] != "]":
@@ -284,59 +280,17 @@ def _repair_block(block: bytes, builder: _Builder, last: bool = False) -> list[_
     return events
 
 
-def _mended(piece: bytes) -> str:
-    return _BAD_NUMBER.sub(": null", _BAD_ESCAPE.sub(r"\\\\", _CONTROL.sub("\ufffd", piece.decode("utf-8", "replace"))))
-
-
-def _strays(text: str) -> tuple[int, str]:
-    """(items that are no events, the text from the list's end or from what is not JSON; empty where all was read)."""
-    found = at = 0
-    while True:
-        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
-        if at == len(text) or text[at] == "]":
-            return found, text[at:]
-        try:
-            _, at = _JSON.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return found, text[at:]
-        found += 1
-
-
 def _salvage(piece: bytes) -> tuple[_Event | None, bool, str]:
     """(event or None, was its text mended, the text after it)."""
     try:
         return _decode_event(piece.rstrip(b" \t\r\n,")), False, ""
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
         pass
-    mended = _mended(piece)
     try:
-        raw, stop = _JSON.raw_decode(mended)
-        event = _decode_event(_dump(raw))
+        raw, mended, rest = first_value(piece)
+        return _decode_event(raw), mended, rest
     except (ValueError, msgspec.DecodeError, RecursionError):
         return None, False, ""
-    whole = mended[:stop]
-    return event, "\ufffd" in whole or whole.encode() != piece[: len(whole.encode())], mended[stop:]
-
-
-class _Text(str):
-    """Digits of a JSON number, kept as written."""
-
-
-_JSON = json.JSONDecoder(strict=False, parse_float=_Text, parse_int=_Text)
-_SPACE = re.compile(r"[ \t\r\n,]*")
-
-
-def _dump(value: Any) -> bytes:
-    """JSON bytes of a decoded event, numbers with the digits they had."""
-    if isinstance(value, _Text):
-        return value.encode()
-    if isinstance(value, dict):
-        return b"{" + b",".join(_dump(str(k)) + b":" + _dump(v) for k, v in value.items()) + b"}"
-    if isinstance(value, list):
-        return b"[" + b",".join(map(_dump, value)) + b"]"
-    if isinstance(value, str):  # lone surrogates have no UTF-8
-        value = value.encode("utf-8", "replace").decode()
-    return json.dumps(value).encode()
 
 
 class _Builder:
@@ -366,8 +320,7 @@ class _Builder:
 
     def read_metadata(self, raw: bytes) -> bool:
         """Merge top-level fields; False where the bytes are no JSON object."""
-        text = raw.decode("utf-8", "replace")
-        text = _BAD_NUMBER.sub(": null", _BAD_ESCAPE.sub(r"\\\\", text)).lstrip("\ufeff \t\r\n")
+        text = mend(raw).lstrip("\ufeff \t\r\n")
         for candidate in (text, re.sub(r",\s*}\s*$", "}", text)):
             try:
                 value, stop = json.JSONDecoder(strict=False).raw_decode(candidate)
