@@ -25,7 +25,7 @@ def process(drift: float = 1.0, honest: bool = False, **changed: float) -> dict:
                     continue
                 scale = drift if variant == "ours" else 1.0
                 eager_us = changed.get(f"{variant}_{M}_eager", eager) * scale
-                sample = {"M": M, "variant": variant, "input": source, "swept": False}
+                sample = {"M": M, "variant": variant, "input": source, "swept": False, "error": 1.7e-3 * scale}
                 sample |= {
                     "eager": [[eager_us - 1, eager_us], [eager_us, eager_us + 1]],
                     "graph": [[graph * scale] * 5],
@@ -62,6 +62,7 @@ def test_speedup_is_taken_inside_each_process_and_its_range_is_kept():
     assert row["speedup_min"] == pytest.approx(68 / 33, abs=1e-4)
     assert row["speedup_max"] == pytest.approx(68 / 27, abs=1e-4)
     assert (row["restarts"], row["submit_us_p50"], row["launches"]) == (3, 12.0, 2)
+    assert row["error"] == pytest.approx(1.7e-3 * 1.1), "the worst process counts"
     assert cell(found, M=128, input="including_q", variant="bf16_grouped", mode="graph")["speedup"] == 1
 
 
@@ -118,3 +119,36 @@ def test_launch_costs_need_the_honest_columns():
     assert tab48.launch_costs(result(process())) == []
     costs = tab48.launch_costs(result(process(honest=True)))
     assert len(costs) == 18 and {c["submit_us_per_launch"] for c in costs} == {6.0}
+
+
+@pytest.mark.gpu
+def test_a_wrong_variant_is_named_and_not_timed(monkeypatch):
+    import torch
+
+    from workbench.measure import table48
+
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("the CUDA kernels need compute capability 9")
+    real = table48.calls
+
+    def broken(*args, **options):
+        found = real(*args, **options)
+        found["ours_fast", "including_q"] = [lambda: found["ours", "including_q"][0]().mul_(1.01)]
+        return found
+
+    monkeypatch.setattr(table48, "calls", broken)
+    request = {
+        "experts": 4,
+        "k": 256,
+        "n": 256,
+        "seed": 0,
+        "rows_M": (64,),
+        "swept_M": (),
+        "honest": True,
+        "reverse": 0,
+    }
+    got = table48.measure_process(request)
+    assert len(got["failures"]) == 1 and "ours_fast" in got["failures"][0] and "wrong" in got["failures"][0]
+    timed = {(s["variant"], s["input"]): s["error"] for s in got["samples"]}
+    assert ("ours_fast", "including_q") not in timed and ("ours", "including_q") in timed
+    assert all(0 < error < table48.WRONG for error in timed.values())

@@ -200,6 +200,6 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
-    recording="2026-11-29_cpu_6235631",
+    recording="2026-11-29_h200_98b6695",
     live_on_cpu=True,
 )

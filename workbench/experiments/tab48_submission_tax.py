@@ -109,12 +109,15 @@ def gather(processes: Sequence[Mapping[str, Any]], params: Any, ceilings: Mappin
     over processes."""
     times: dict[tuple[int, str, str, str], list[float]] = {}
     beside: dict[tuple[int, str, str], Mapping[str, Any]] = {}
+    errors: dict[tuple[int, str, str], list[float]] = {}
     spread: dict[tuple[int, str, str, str], list[float]] = {}
     for process in processes:
         for sample in process["samples"]:
             sources = INPUTS if sample["variant"].startswith("bf16") else (sample["input"],)
             for source in sources:
                 key = (sample["M"], source, sample["variant"])
+                if "error" in sample:
+                    errors.setdefault(key, []).append(sample["error"])
                 if "submit_us" in sample:
                     beside[key] = sample
                 for mode in MODES:
@@ -157,6 +160,7 @@ def gather(processes: Sequence[Mapping[str, Any]], params: Any, ceilings: Mappin
                 "back_to_back_us_p50": _median(extra.get("back_to_back_us")),
                 "rotating_us_p50": _median(extra.get("rotating_us")),
                 "launches": extra.get("launches"),
+                "error": max(errors.get((M, source, variant), ()), default=None),
             }
         )
     return sorted(rows, key=lambda r: (r["M"], INPUTS.index(r["input"]), r["variant"], r["mode"]))
@@ -227,9 +231,10 @@ def launch_costs(result: Result) -> list[dict[str, Any]]:
         "time_us_p50",
         "rotating_us_p50",
         "floor_us",
+        "error",
     )
     return [
-        {key: r[key] for key in keys} | {"submit_us_per_launch": round(r["submit_us_p50"] / r["launches"], 2)}
+        {key: r.get(key) for key in keys} | {"submit_us_per_launch": round(r["submit_us_p50"] / r["launches"], 2)}
         for r in rows
     ]
 
@@ -408,6 +413,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     report=report_rows,
     measure=measure,
-    recording="2026-11-29_h200_25f210b",
+    recording="2026-11-29_h200_98b6695",
     needs="one GPU of compute capability 9 (H100, H200)",
 )

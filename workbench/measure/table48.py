@@ -24,6 +24,9 @@ ROTATING_SETS = 3
 BASELINE = "bf16_grouped"
 SWEPT = (BASELINE, "ours", "multi_launch")
 RESTARTED = (*SWEPT, "ours_canonical", "torch_fp8_fast")
+WRONG = 2.5e-3
+"""Relative error against FP64 from which a result counts as wrong: a BF16 output costs 1.7e-3, and sums left to the
+tensor core 2.0e-3 in all."""
 """Variants of the swept rows, and those timed in every process; the first process times all on the table's rows."""
 
 
@@ -75,6 +78,7 @@ def calls(
             step = M // experts
             for e in range(experts):
                 torch.mm(x[e * step : (e + 1) * step], w_t[e], out=out[e * step : (e + 1) * step])
+            return out
 
         for source in (PREQUANTIZED, INCLUDING_Q):
             add(BASELINE, source, lambda w_t=w_t: _compat.torch_grouped_mm(x, w_t, ends))
@@ -103,6 +107,31 @@ def calls(
         add("torch_fp8_fast", PREQUANTIZED, torch_fp8)
         add("torch_fp8", PREQUANTIZED, lambda torch_fp8=torch_fp8: torch_fp8(fast=False))
     return found
+
+
+def expected(M: int, *, experts: int, k: int, n: int, seed: int) -> dict[str, Any]:
+    """Return what the calls of the same arguments must give for the first weight set, [M, n] FP64: the product of the
+    BF16 values ("bf16") and of the quantised and folded ones ("mxfp8")."""
+    import torch
+    from moe_kernels.mxfp8 import linear, reference
+
+    g = torch.Generator(device="cuda").manual_seed(seed)
+    x = torch.randn(M, k, device="cuda", generator=g).bfloat16()
+    w = (torch.randn(experts, n, k, device="cuda", generator=g) * k**-0.5).bfloat16()
+    ends = torch.arange(1, experts + 1, device="cuda", dtype=torch.int32) * (M // experts)
+    rows = reference.fold(*reference.quantize(x))[:2]
+    weights = linear.QuantizedWeight(w, impl="reference").forward
+    return {
+        "bf16": reference.grouped_gemm(x, w, ends),
+        "mxfp8": reference.grouped_gemm(reference.dequantize(*rows), reference.dequantize(*weights), ends),
+    }
+
+
+def error_of(call: Callable[[], Any], want: Any) -> float:
+    """Return |result - want| / |want| of one call; a call that leaves its output unwritten gives NaN."""
+    out = call()
+    out.fill_(float("nan"))
+    return float((call().double() - want).norm() / want.norm())
 
 
 def eager_us(call: Callable[[], Any]) -> list[float]:
@@ -145,6 +174,9 @@ def ceilings() -> dict[str, float]:
 def measure_process(request: dict[str, Any]) -> dict[str, Any]:
     """Measure every size of `request` in this process, variants interleaved, and return raw samples.
 
+    Every variant's result is compared with FP64 first; one that is wrong, or raises, is named in `failures` and not
+    timed.
+
     Args:
         request: rows_M, swept_M, experts, k, n, seed, honest (whether the columns beside the protocol are taken), and
             reverse (1 takes the variants from the last to the first).
@@ -160,6 +192,12 @@ def measure_process(request: dict[str, Any]) -> dict[str, Any]:
         names = [key for key in found if wanted is None or key[0] in wanted]
         # The baseline is one piece of work: it is timed once and stands beside both inputs.
         names = [key for key in names if not (key[0] in (BASELINE, "bf16_expert_loop") and key[1] == INCLUDING_Q)]
+        want = expected(M, **shape)
+        errors = {key: error_of(found[key][0], want["bf16" if key[0].startswith("bf16") else "mxfp8"]) for key in names}
+        del want
+        for key in [key for key in names if not errors[key] < WRONG]:
+            out["failures"].append(f"{M} {key}: wrong, relative error {errors[key]:.2e}; not timed")
+            names.remove(key)
         samples = {key: {"eager": [], "graph": []} for key in names}
         for key in names[::-1] if request["reverse"] else names:
             try:
@@ -182,7 +220,7 @@ def measure_process(request: dict[str, Any]) -> dict[str, Any]:
                     out["failures"].append(f"{M} {key} honest: {error!r}"[:500])
             del rotating
         out["samples"] += [
-            {"M": M, "variant": v, "input": s, "swept": swept, **samples[v, s], **honest[v, s]}
+            {"M": M, "variant": v, "input": s, "swept": swept, "error": errors[v, s], **samples[v, s], **honest[v, s]}
             for v, s in names
             if samples[v, s]["graph"]
         ]
