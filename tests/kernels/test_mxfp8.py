@@ -10,6 +10,7 @@ import torch
 from moe_kernels import mxfp8
 from moe_kernels.mxfp8 import api, blackwell, linear, reference
 from moe_kernels.mxfp8 import rows as row_ops
+from moe_kernels.swiglu import swiglu
 
 # Rounding the FP64 result to BF16, which keeps 8 bits, costs at most 2^-8 of each element; FP32 sums over K <= 512 add
 # a few 2^-24 of the magnitudes.
@@ -287,6 +288,18 @@ def test_block_scaled_layout_is_a_permutation_with_known_places():
             linear.exact_operand(torch.zeros(1, 2, 32)),
             torch.tensor([2], dtype=torch.int32),
         )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rounding", ["floor", "rceil"])
+@pytest.mark.parametrize("target", ["canonical", "folded", "row"])
+def test_swiglu_fused_writes_the_bytes_of_swiglu_then_quantise(target, rounding):
+    h = torch.randn(70, 2 * 352, device=GPU).mul_(3).bfloat16()
+    h[5], h[6, 400] = 0, float("nan")
+    plain = swiglu(h, groups([70], GPU), impl="triton")
+    want = mxfp8.quantize(plain, rounding, target, impl="reference")
+    got = mxfp8.swiglu_quantize(h, rounding, target, impl="triton")
+    assert same_bytes(got[0], want[0]) and torch.equal(got[1], want[1])
 
 
 GPU = torch.device("cuda")
