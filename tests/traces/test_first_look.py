@@ -7,7 +7,7 @@ import gzip
 from pathlib import Path
 
 import pytest
-from kineto_files import call, event, kernel, text
+from kineto_files import call, event, kernel, launch, text, write
 from test_replay import loop
 
 import workbench
@@ -47,7 +47,12 @@ def rounds(slow: tuple[int, ...]) -> list[dict]:
         ):
             host = [e for e in made if e["cat"] == "cuda_runtime"]
             end = max(e["ts"] + e["dur"] for e in host) + 1 * K
+            blocks = [e for e in host if e["name"] == "cudaLaunchKernel"]
             made = [
+                *(
+                    event("user_annotation", f"block {j}", e["ts"] - 2 * K, e["ts"] + 9 * K)
+                    for j, e in enumerate(blocks)
+                ),
                 event("user_annotation", f"{variant} {i}", 0, end),
                 event("user_annotation", f"ProfilerStep#{number}", 1 * K, end - 500),
                 *(e for e in made if e["cat"] != "python_function"),
@@ -78,8 +83,9 @@ def test_each_round_is_compared_with_itself(recording: Recording) -> None:
     params = experiment.params(blocks=3, profiled_steps=2)
     table = _traces._frame(tool_first_look.recorded(params, recording))
     result = _traces.Result(experiment=experiment, params=params, source="live", table=table, recording=recording)
-    unchanged, removed, merged = prediction_checks(result)
-    for check in (unchanged, removed, merged):
+    unchanged, removed, scaled, merged, speed = prediction_checks(result)
+    assert speed.holds is None and speed.value == "median 1.00 (1.00 to 1.00 over 3 rounds)"
+    for check in (unchanged, removed, scaled, merged):
         low, high = (float(x) for x in check.value.split("(")[1].split(" over")[0].split(" to "))
         assert check.holds and high / low < 1.05 and "over 3 rounds" in check.value
     assert "median ratio 1.000 (1.000 to 1.000" in unchanged.value
@@ -103,7 +109,7 @@ def test_a_wrong_prediction_is_no_claim_held(recording: Recording) -> None:
     result = _traces.Result(
         experiment=experiment, params=experiment.params(), source="live", table=table, recording=recording
     )
-    assert [c.holds for c in prediction_checks(result)] == [True, False, True]
+    assert [c.holds for c in prediction_checks(result)] == [True, False, True, True, None]
 
 
 def test_a_live_run_keeps_its_traces_for_the_views(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,3 +123,20 @@ def test_a_live_run_keeps_its_traces_for_the_views(recording: Recording, monkeyp
     result = experiment.run(source="live", profiled_steps=3)
     assert result.source == "live" and len(result.figure().data) > 3 and result.badge.startswith("measured live")
     assert opened(result)[1] is not None
+
+
+def test_host_speed_compares_the_same_launches(tmp_path: Path) -> None:
+    def block(at: int, pace: int, launches: int, ids: int) -> list[dict]:
+        calls = [launch(at + (i + 1) * pace - K, at + (i + 1) * pace, ids + i) for i in range(launches)]
+        ran = [kernel(at + (i + 1) * pace, at + (i + 1) * pace + K, ids + i) for i in range(launches)]
+        return [event("user_annotation", "block 0", at, at + 100 * K), *calls, *ran]
+
+    events = [
+        event("user_annotation", "loaded 0", 0, 120 * K),
+        event("user_annotation", "item 0", 200 * K, 320 * K),
+        *block(10 * K, 10 * K, 2, 1),
+        *block(210 * K, 20 * K, 3, 11),
+    ]
+    analysis = Analysis(read(write(tmp_path, events)))
+    found = tool_first_look.stretches(analysis)
+    assert tool_first_look._host_speed(analysis, found["loaded"][0], found["item"][0]) == 0.5

@@ -372,6 +372,7 @@ def test_text_after_the_document_is_said(tmp_path):
         (b"\x28\xb5\x2f\xfd" + bytes(50), "zstd"),
         (b"\x80\x04\x95" + bytes(50), "pickle"),
         (b"<!DOCTYPE html><html>", "web page"),
+        (b'{"ph": "X", "name": "a"}\n{"ph": "X", "name": "b"}\n', "one event per line"),
     ],
 )
 def test_other_formats_are_named(tmp_path, content, part):

@@ -72,7 +72,7 @@ def test_experiment_reads_a_file_and_its_badge_names_it(tmp_path):
 @pytest.mark.parametrize("size", ["short", "long"])
 def test_recorded_pair_holds_its_claims(size):
     result = workbench.load("tool_first_look").run(source="recorded", size=size)
-    assert [c.claim for c in result.checks if c.fails] == [] and len(result.checks) == 7
+    assert [c.claim for c in result.checks if c.fails] == [] and len(result.checks) == 9
 
 
 def test_panel_answers_and_says_what_is_wrong(tmp_path):

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from workbench.experiment import Check, Params, Result, param
 from workbench.experiments._traces import TraceExperiment
 
@@ -249,9 +251,11 @@ def predictions(analysis: Any, found: dict[str, list[Stretch]]) -> list[dict[str
     """Predicted and measured spans in each round.
 
     Waits removed stands against the stretch that computes the same scalars and leaves them on the device: a what-if
-    knows the waits, not the indexing that a programmer would drop with them. Launches merged stand against the graph.
+    knows the waits, not the indexing that a programmer would drop with them. It keeps the host's speed of its own
+    stretch; since the same code was seen to run slower there, a second case takes the neighbour's speed. Launches
+    merged stand against the graph.
     """
-    from workbench.experiments._traces import MERGED, REMOVED, UNCHANGED, sum_row
+    from workbench.experiments._traces import HOST_SPEED, MERGED, REMOVED, SCALED, UNCHANGED, sum_row
     from workbench.traces.replay import to_program, what_if
 
     rows = []
@@ -259,14 +263,39 @@ def predictions(analysis: Any, found: dict[str, list[Stretch]]) -> list[dict[str
     for i, (free, item, graph, kept) in enumerate(zip(found["free"], found["item"], found["graph"], loaded)):
         plain, reads, merged, on_device = (to_program(analysis, window=s.submission) for s in (free, item, graph, kept))
         unchanged = what_if(reads)
+        speed = _host_speed(analysis, kept, item)
+        without = what_if(on_device)["measured_us"]
         cases = {
             UNCHANGED: (unchanged["replayed_us"], unchanged["measured_us"]),
-            REMOVED: (what_if(reads, remove_waits=True)["predicted_us"], what_if(on_device)["measured_us"]),
+            REMOVED: (what_if(reads, remove_waits=True)["predicted_us"], without),
+            SCALED: (what_if(reads, remove_waits=True, host_scale=speed)["predicted_us"], without),
             MERGED: (what_if(plain, merge_launches=1_000_000)["predicted_us"], what_if(merged)["measured_us"]),
         }
         for case, pair in cases.items():
             rows += [sum_row("what-if", case, f"{k} {i}", v) for k, v in zip(("predicted_us", "measured_us"), pair)]
+        rows.append(sum_row("what-if", HOST_SPEED, f"factor {i}", speed))
     return rows
+
+
+def _host_speed(analysis: Any, kept: Stretch, item: Stretch) -> float:
+    """Host time of the same code, a block up to its last launch before the read: without reads over with them."""
+    from workbench.traces.ranges import find_ranges
+
+    calls, launches = analysis.trace.calls, analysis.launches
+    starts = calls.start_ns[launches]
+    blocks = find_ranges(analysis, r"^block \d+$")
+
+    def times(stretch: Stretch, count: int | None) -> tuple[float, int]:
+        inside = (blocks.host_start_ns >= stretch.start_ns) & (blocks.host_start_ns < stretch.host_end_ns)
+        spans = []
+        for begin, end in zip(blocks.host_start_ns[inside], blocks.host_end_ns[inside]):
+            first, last = np.searchsorted(starts, [begin, end])
+            count = count or int(last - first)
+            spans.append(int(calls.end_ns[launches[first + count - 1]] - begin))
+        return float(np.median(spans)), count or 0
+
+    without, count = times(kept, None)
+    return without / times(item, count)[0]
 
 
 def figure(result: Result):

@@ -203,6 +203,8 @@ def _find_events(stream: BinaryIO, builder: _Builder) -> bytes | None:
             f"{builder.source}: neither trace JSON with traceEvents nor a list of events"
             + "".join(f"; {f}" for f in found if f)
         )
+    if "ph" in builder.metadata:
+        raise TraceError(f"{builder.source}: one event per line, expected traceEvents or a list of events")
     builder.warn("the file has metadata but no traceEvents")
     return None
 

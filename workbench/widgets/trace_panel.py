@@ -42,7 +42,10 @@ class TracePanel:
         self.replay: Any = None
         self.answer: dict[str, Any] = {}
         self.path = w.Text(
-            placeholder="path of a .json, .json.gz or .sqlite trace", description="trace", continuous_update=False
+            placeholder="path of a .json, .json.gz or .sqlite trace",
+            description="trace",
+            continuous_update=False,
+            layout={"width": "98%"},
         )
         self.drop = FileDrop(self.open, label="a trace", accept=".json,.gz,.sqlite")
         self.message = w.Text(disabled=True, description="state", layout={"width": "98%"})

@@ -10,8 +10,8 @@ function render({ model, el }) {
   input.type = "file";
   input.accept = model.get("accept");
   words.setAttribute("role", "status");
-  const idle = `${model.get("label")}: drop it here, or choose`;
-  words.textContent = model.widget_manager ? idle : `${model.get("label")}: needs a running notebook`;
+  const idle = `Drop ${model.get("label")} here, or choose`;
+  words.textContent = model.widget_manager ? idle : `Dropping ${model.get("label")} needs a running notebook`;
   input.disabled = !model.widget_manager;
   zone.append(words, input);
   el.append(zone);
