@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from workbench.experiment import Result, load
+from workbench.experiments import op_routed_block
 from workbench.experiments.op_routed_block import VARIANTS
+from workbench.record import Recorder
 
 polars = pytest.importorskip("polars")
 EXPERIMENT = load("op_routed_block")
@@ -21,8 +23,8 @@ def rows() -> list[dict]:
                 waits = 0 if path == "rowwise" else routed if "host loop" not in path else 40 * routed
                 out.append(
                     {"level": level, "pass": passes, "path": path, "tokens": tokens, "time_us_p20": 0.9 * time_us,
-                     "time_us_p50": time_us, "time_us_p80": 1.2 * time_us, "waits": waits, "pageable_d2h": 0,
-                     "launches": 100}
+                     "time_us_p50": time_us, "time_us_p80": 1.2 * time_us, "starts": 3, "speedup_p50": 1.5 / slow,
+                     "speedup_least": 1.4 / slow, "waits": waits, "pageable_d2h": 0, "launches": 100}
                 )  # fmt: skip
     return out
 
@@ -56,12 +58,31 @@ def test_a_wait_too_many_or_too_few_fails_its_claim(path, column, value, failing
     assert [i for i, held in enumerate(holds(table)) if held is False] == [failing]
 
 
-def test_one_slower_size_fails_the_speed_claim():
+def test_one_slower_start_of_one_size_fails_the_speed_claim():
     table = rows()
     for row in table:
         if (row["level"], row["path"], row["tokens"]) == ("step", "rowwise", 4096):
-            row["time_us_p50"] *= 2
+            row["speedup_least"] = 0.98
     assert holds(table) == [True, True, True, False]
+
+
+def test_rows_pool_starts_and_pair_speedups_within_each(monkeypatch):
+    # The host of the second start is ten times slower: ratios of pooled medians would compare unlike hosts.
+    def start(scale, count=False):
+        counted = {"waits": 1, "pageable_d2h": 0, "launches": 47} if count else {}
+        return [
+            {"level": "layer", "pass": "forward", "path": path, "tokens": 1024, "times_us": [scale * t], **counted}
+            for path, t in (("synchronized", 30.0), ("rowwise", 20.0))
+        ]
+
+    scales = iter([1.0, 10.0])
+    monkeypatch.setattr(op_routed_block, "in_new_process", lambda params: start(next(scales)))
+    monkeypatch.setattr(op_routed_block, "visit", lambda params, count: start(2.0, count))
+    recorder = Recorder("op_routed_block", {})
+    _, rowwise = op_routed_block.measure(op_routed_block.RoutedBlockParams(), recorder)
+    assert (rowwise["starts"], rowwise["time_us_p50"], rowwise["waits"]) == (3, 40.0, 1)
+    assert (rowwise["start_p50_least_us"], rowwise["start_p50_greatest_us"]) == (20.0, 200.0)
+    assert (rowwise["speedup_p50"], rowwise["speedup_least"]) == (1.5, 1.5)
 
 
 def test_the_figure_shows_every_path_and_size():
@@ -69,4 +90,4 @@ def test_the_figure_shows_every_path_and_size():
     assert len(figure.data) == 2 * len(VARIANTS)
     assert all(list(trace.x) == [1024, 4096] for trace in figure.data)
     step = next(t for t in figure.data if t.name == "synchronized" and t.xaxis == "x2")
-    assert list(step.y) == [1.5, 6.0] and list(step.customdata[0]) == [7, 100]
+    assert list(step.y) == [1.5, 6.0] and list(step.customdata[0]) == [7, 100, 3, 1.0]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.experiment import Check, Experiment, Params, Result, param
@@ -27,23 +32,19 @@ class RoutedBlockParams(Params):
     num_experts: int = param(16, "experts on this GPU: one rank's share of 128 at EP8", min=8, max=128)
     layer_tokens: tuple[int, ...] = param((1024, 4096, 16384), "tokens per microbatch of the layer")
     step_tokens: tuple[int, ...] = param((2048, 16384), "tokens per microbatch of the model step, two sequences")
-    rounds: int = param(3, "interleaved visits of each variant", min=2, max=100)
+    rounds: int = param(4, "interleaved visits of each variant in each process", min=2, max=100)
+    processes: int = param(3, "process starts over which times are repeated", min=1, max=20)
     grouped_gemm: str = param("triton", "grouped GEMM of the experts", choices=("triton", "torch"))
 
 
 def measure(params: RoutedBlockParams, recorder: Any) -> list[dict[str, Any]]:
-    """Time every variant on this GPU and count its host waits from the profiler's runtime events."""
-    import torch
-    import torch.distributed as dist
-
-    own_group = not dist.is_initialized()
-    if own_group:
-        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    """Time every variant over process starts; count its host waits, in this process, from the profiler's events."""
     recorder.set(
         "protocol",
         timer="perf_counter_ns around back-to-back eager calls, device synchronised before and after; per call",
-        warmup="2 calls of each variant and size, then 1 per visit",
-        repeats=2 * params.rounds,
+        warmup="2 calls of each variant and size in each process, then 1 per visit of the layer",
+        repeats=f"layer {2 * params.rounds}, step {params.rounds} in each process",
+        restarts=params.processes,
         order="variants interleaved: A B, then B A",
         l2="not flushed; a microbatch's rows exceed it",
         exclusions="none",
@@ -55,42 +56,99 @@ def measure(params: RoutedBlockParams, recorder: Any) -> list[dict[str, Any]]:
     recorder.set("topology", nodes=1, gpus=1, dp=1, ep_mp=1, microbatch=1, accumulation=1)
     recorder.set("workload", experts=params.num_experts, top_k=8, shared_experts=1, capacity="capacity factor 1.25",
                  layers=8, seeds=[0], mixers="grouped-query attention")  # fmt: skip
+    starts = [in_new_process(params) for _ in range(params.processes - 1)] + [visit(params, count=True)]
+    for cells in zip(*starts, strict=True):
+        _row(recorder, cells, [_of(start, cells[0]) for start in starts])
+    return recorder.rows
+
+
+def _of(cells: list[dict[str, Any]], like: dict[str, Any]) -> dict[str, Any]:
+    """The synchronized path's cell of the same level, pass and size."""
+    same = ("level", "pass", "tokens")
+    return next(c for c in cells if c["path"] == "synchronized" and all(c[k] == like[k] for k in same))
+
+
+def _row(recorder: Any, cells: Sequence[dict[str, Any]], synchronized: Sequence[dict[str, Any]]) -> None:
+    """Record one variant at one size: times pooled over process starts, speedups paired within each start."""
+    from workbench.measure.timing import percentile, summary
+
+    last = cells[-1]
+    for process, cell in enumerate(cells):
+        name = "_".join(str(last[k]) for k in ("level", "pass", "path", "tokens"))
+        recorder.samples(f"{name}_process_{process}".replace(" ", "_").replace(",", ""), cell["times_us"])
+    medians = [percentile(c["times_us"], 0.5) for c in cells]
+    speedups = [percentile(s["times_us"], 0.5) / m for s, m in zip(synchronized, medians)]
+    recorder.row(
+        level=last["level"], path=last["path"], tokens=last["tokens"], **{"pass": last["pass"]},
+        **summary([t for c in cells for t in c["times_us"]]), starts=len(cells),
+        start_p50_least_us=round(min(medians), 3), start_p50_greatest_us=round(max(medians), 3),
+        speedup_p50=round(percentile(speedups, 0.5), 4), speedup_least=round(min(speedups), 4),
+        waits=last["waits"], pageable_d2h=last["pageable_d2h"], launches=last["launches"],
+    )  # fmt: skip
+
+
+def in_new_process(params: RoutedBlockParams, timeout_s: float = 150.0) -> list[dict[str, Any]]:
+    """Run `visit` in a fresh interpreter.
+
+    Raises:
+        RuntimeError: it failed; the message carries the end of its error output.
+    """
+    command = [sys.executable, "-m", "workbench.experiments.op_routed_block", json.dumps(dataclasses.asdict(params))]
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=root, check=False)
+    if done.returncode:
+        raise RuntimeError(f"a restarted measurement failed with {done.returncode}: {done.stderr[-1500:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def visit(params: RoutedBlockParams, count: bool = False) -> list[dict[str, Any]]:
+    """Return one dict per level, pass, path and size: `times_us`, and with `count` the waits and launches of a call."""
+    import torch
+    import torch.distributed as dist
+
+    own_group = not dist.is_initialized()
+    if own_group:
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    cells: list[dict[str, Any]] = []
     try:
         blocks = _blocks(params)
         for tokens in params.layer_tokens:
             for passes, calls in _layer_calls(blocks, tokens).items():
-                _measure(params, recorder, "layer", passes, tokens, calls)
+                cells += _cells(params, "layer", passes, tokens, calls, count)
         del blocks
         torch.cuda.empty_cache()
         steps = _steps(params)
         for tokens in params.step_tokens:
-            _measure(params, recorder, "step", "step", tokens, _step_calls(steps, tokens))
+            cells += _cells(params, "step", "step", tokens, _step_calls(steps, tokens), count)
     finally:
         if own_group:
             dist.destroy_process_group()
-    return recorder.rows
+    return cells
 
 
-def _measure(
-    params: RoutedBlockParams, recorder: Any, level: str, passes: str, tokens: int, calls: dict[str, Callable]
-) -> None:
+def _cells(
+    params: RoutedBlockParams, level: str, passes: str, tokens: int, calls: dict[str, Callable], count: bool
+) -> list[dict[str, Any]]:
     from moe_kernels.waits import count_host_waits
 
-    from workbench.measure.timing import interleaved, summary, wall_us
+    from workbench.measure.timing import interleaved, wall_us
 
     for call in calls.values():
         for _ in range(2):
             call()
-    batch = max(4, min(12, 32768 // tokens)) if level == "layer" else 1
-    timer = lambda call: wall_us(call, repeats=2, warmup=1, batch=batch)  # noqa: E731
-    times = interleaved(calls, rounds=params.rounds, timer=timer)
+    if level == "layer":
+        options = {"repeats": 2, "warmup": 1, "batch": max(2, min(8, 16384 // tokens))}
+    else:
+        options = {"repeats": 1, "warmup": 0, "batch": 1}
+    times = interleaved(calls, rounds=params.rounds, timer=lambda call: wall_us(call, **options))
+    cells = []
     for name, call in calls.items():
-        waits = count_host_waits(call, warmup=0)
-        recorder.samples(f"{level}_{passes}_{name}_{tokens}".replace(" ", "_").replace(",", ""), times[name])
-        recorder.row(
-            level=level, path=name, tokens=tokens, **{"pass": passes}, **summary(times[name]),
-            waits=waits.total, pageable_d2h=waits.pageable_d2h, launches=waits.launches,
-        )  # fmt: skip
+        cell = {"level": level, "pass": passes, "path": name, "tokens": tokens, "times_us": times[name]}
+        if count:
+            waits = count_host_waits(call, warmup=0)
+            cell |= {"waits": waits.total, "pageable_d2h": waits.pageable_d2h, "launches": waits.launches}
+        cells.append(cell)
+    return cells
 
 
 def _options(variant: dict[str, str], params: RoutedBlockParams) -> dict[str, Any]:
@@ -178,21 +236,24 @@ def checks(result: Result) -> list[Check]:
     ]
     for level in ("layer", "step"):
         passes = "step" if level == "step" else "forward + backward"
-        ratios = {}
-        part = table.filter((pl.col("level") == level) & (pl.col("pass") == passes))
-        for tokens in sorted(set(part["tokens"])):
-            by_path = dict(part.filter(pl.col("tokens") == tokens).select("path", "time_us_p50").iter_rows())
-            ratios[tokens] = by_path["synchronized"] / by_path["rowwise"]
-        if ratios:
-            shown = ", ".join(f"{t}: {r:.2f}x" for t, r in ratios.items())
+        part = row.filter((pl.col("level") == level) & (pl.col("pass") == passes)).sort("tokens")
+        if part.height:
+            shown = ", ".join(
+                f"{r['tokens']}: {r['speedup_p50']:.2f}x (least {r['speedup_least']:.2f})"
+                for r in part.iter_rows(named=True)
+            )
             out.append(
-                Check(f"rowwise is faster than synchronized at every size ({level})", min(ratios.values()) > 1, shown)
+                Check(
+                    f"rowwise is faster than synchronized at every size and in every process start ({level})",
+                    min(part["speedup_least"].to_list()) > 1,
+                    shown,
+                )
             )
     return out
 
 
 def draw(result: Result) -> go.Figure:
-    """Draw time per call over tokens for the layer and the model step, p20 to p80 as bars, waits in the labels."""
+    """Draw time per call over tokens for the layer and the model step: pooled median, p20 to p80 as bars."""
     from workbench.plotting import SERIES, figure
 
     panels = [("layer", "forward + backward", "routed block, forward + backward"), ("step", "step", "model step")]
@@ -213,8 +274,10 @@ def draw(result: Result) -> go.Figure:
                     "arrayminus": [(r["time_us_p50"] - r["time_us_p20"]) / 1e3 for r in rows],
                 },
                 name=path, legendgroup=path, showlegend=column == 1, line={"color": colour},
-                customdata=[(r["waits"], r["launches"]) for r in rows],
-                hovertemplate="%{x} tokens: %{y:.2f} ms<br>%{customdata[0]} host waits, %{customdata[1]} launches",
+                customdata=[(r["waits"], r["launches"], r["starts"], r["speedup_p50"]) for r in rows],
+                hovertemplate="%{x} tokens: %{y:.2f} ms over %{customdata[2]} process starts<br>"
+                "%{customdata[3]:.2f}x the synchronized path's speed<br>"
+                "%{customdata[0]} host waits, %{customdata[1]} launches",
                 row=1, col=column,
             )  # fmt: skip
         sizes = sorted({r["tokens"] for r in table if r["level"] == level})
@@ -240,3 +303,7 @@ EXPERIMENT = Experiment(
     measure=measure,
     recording="2026-11-29_h200_5b112d1",
 )
+
+
+if __name__ == "__main__":
+    print(json.dumps(visit(RoutedBlockParams(**json.loads(sys.argv[1])))), flush=True)

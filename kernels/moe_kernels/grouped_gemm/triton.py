@@ -184,7 +184,7 @@ def wgrad_tiles(rows_per_group: int, interpreted: bool, wide: bool) -> tuple[int
         return 32, 32, 16, 4, 1
     if wide:
         return 64, 64, 32, 4, 2
-    return 128, 128, 32, 4, 2 if rows_per_group <= 64 else 5
+    return 128, 128, 32, 4, 2 if rows_per_group <= 64 else 4
 
 
 @cache
