@@ -116,7 +116,7 @@ def crossover_checks(result: Result) -> list[Check]:
         out.append(
             Check(
                 f"{name}: a {FASTER:g} times faster device moves the crossover right",
-                faster > c["critical"] if faster > c["tokens"][0] else None,
+                faster > c["critical"] if faster > c["tokens"][0] and math.isfinite(c["critical"]) else None,
                 f"{interval(c)} to {said(faster, c)} {what}",
             )
         )
@@ -190,7 +190,7 @@ def _wait_check(name: str, c: dict[str, Any], what: str) -> Check:
     """Waits serialise: each one empties the queue, so the crossover of plain submission is no bound on idle time."""
     return Check(
         f"{name}: a host wait in every call leaves the device idle beyond the crossover of plain submission",
-        bool(c["idle"] > c["high"]),
+        bool(c["idle"] > c["high"]) if math.isfinite(c["high"]) else None,
         f"idle above {IDLE:.0%} below {said(c['idle'], c)} {what}; crossover without the wait {interval(c)}",
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,13 +45,23 @@ class CriticalRanksParams(Params):
 
 def measure(params: CriticalRanksParams, recorder: Any) -> list[dict[str, Any]]:
     """Measure the routed layer on both paths, all ranks together, behind a spin kernel on every device."""
-    import tempfile
-
     import torch
 
-    from workbench.measure.multi_gpu import CRITICAL_ROUNDS, Options, run
+    from workbench.measure.multi_gpu import Options, run
 
     ranks = params.ranks or torch.cuda.device_count()
+    with tempfile.TemporaryDirectory() as folder:
+        options = Options(out=folder, sections=("critical",), experts=params.experts, critical_tokens=params.tokens,
+                          repeats=params.repeats)  # fmt: skip
+        keep(params, recorder, run(options, ranks))
+    return recorder.rows
+
+
+def keep(params: CriticalRanksParams, recorder: Any, found: Sequence[dict[str, Any]]) -> None:
+    """Write what the ranks returned."""
+    from workbench.measure.multi_gpu import CRITICAL_ROUNDS
+
+    ranks = found[0]["ranks"]
     recorder.set(
         "protocol",
         timer="submission: perf_counter_ns behind a spin kernel on every rank's device, the host wait of the "
@@ -69,16 +81,12 @@ def measure(params: CriticalRanksParams, recorder: Any) -> list[dict[str, Any]]:
     recorder.set("workload", experts=params.experts * ranks, top_k=8, shared_experts=1, layers=1, seeds=[0],
                  capacity="capacity factor 1.25", sequence_tokens=8192,
                  router="learned: its routes are those of the input, the same in every call")  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        options = Options(out=folder, sections=("critical",), experts=params.experts, critical_tokens=params.tokens,
-                          repeats=params.repeats)  # fmt: skip
-        for row in run(options, ranks):
-            if row["section"] == "critical":
-                recorder.row(**{k: v for k, v in row.items() if k not in ("section", "restart")})
-                for name in ("submit_us", "device_us"):
-                    key = f"{row['layer']} {row['passes']} {row['tokens']} rank {row['rank']} {name}"
-                    recorder.samples(key, json.loads(row[name]))
-    return recorder.rows
+    for row in found:
+        if row["section"] == "critical":
+            recorder.row(**{k: v for k, v in row.items() if k not in ("section", "restart")})
+            for name in ("submit_us", "device_us"):
+                key = f"{row['layer']} {row['passes']} {row['tokens']} rank {row['rank']} {name}"
+                recorder.samples(key, json.loads(row[name]))
 
 
 def ranks_of(result: Result) -> list[int]:

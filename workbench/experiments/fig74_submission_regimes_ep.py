@@ -34,11 +34,26 @@ def measure(params: RegimesRanksParams, recorder: Any) -> list[dict[str, Any]]:
     """Start one process per GPU again and again, time whole steps, and capture every rank in the first start."""
     import torch
 
-    from workbench.experiments._regimes import capture_rows, skew_rows
     from workbench.measure.multi_gpu import Options, run
-    from workbench.measure.regimes import trace_name
 
     ranks = params.ranks or torch.cuda.device_count()
+    with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
+        options = Options(
+            out=folder, sections=("regimes",), experts=params.experts, sequences=params.sequences,
+            lengths=params.lengths, visits=params.visits,
+        )  # fmt: skip
+        keep(params, recorder, run(options, ranks, params.processes), Path(folder))
+    return recorder.rows
+
+
+def keep(params: RegimesRanksParams, recorder: Any, found: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Write what the ranks returned, and the analysis of the captures in `folder`."""
+    from workbench.experiments._regimes import capture_rows, skew_rows
+    from workbench.measure.regimes import trace_name
+
+    (sizes,) = (r for r in found if r["section"] == "model" and r["rank"] == 0)
+    (pool,) = (r for r in found if r["section"] == "pool" and r["rank"] == 0)
+    ranks = sizes["ranks"]
     one.set_protocol(recorder, params)
     recorder.set(
         "protocol",
@@ -49,34 +64,25 @@ def measure(params: RegimesRanksParams, recorder: Any) -> list[dict[str, Any]]:
         "block's start: device times of the ranks' traces on the host's clock",
     )
     recorder.set("topology", nodes=1, gpus=ranks, dp=ranks, ep_mp=ranks, microbatch=params.sequences, accumulation=1)
-    with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
-        options = Options(
-            out=folder, sections=("regimes",), experts=params.experts, sequences=params.sequences,
-            lengths=params.lengths, visits=params.visits,
-        )  # fmt: skip
-        found = run(options, ranks, params.processes)
-        (sizes,) = (r for r in found if r["section"] == "model" and r["rank"] == 0)
-        (pool,) = (r for r in found if r["section"] == "pool" and r["rank"] == 0)
-        told = {k: sizes[k] for k in ("layers", "experts", "top_k", "total_params", "active_params")}
-        recorder.set("workload", seeds=[0], shared_experts=1, capacity="capacity factor 1.25", router="random",
-                     mixers="grouped-query attention", sequence_tokens=params.lengths[0], **told,
-                     symmetric_pool={k: pool[k] for k in ("slots", "high_water", "bytes_per_rank")})  # fmt: skip
-        for row in rank_rows(found):
-            recorder.row(**row)
-        for name, values in step_samples(found).items():
-            recorder.samples(name, values)
-        for length in params.lengths:
-            variants = one.captured_variants(params, length)
-            paths = [{v: Path(folder) / trace_name(v, length, rank) for v in variants} for rank in range(ranks)]
-            for rank, mine in enumerate(paths):
-                for path in mine.values():
-                    recorder.attach(path.name, path)
-                for row in capture_rows(mine, MICROBATCH):
-                    recorder.row(length=length, rank=rank, **row)
-            for variant in variants:
-                for row in skew_rows([mine[variant] for mine in paths], MICROBATCH):
-                    recorder.row(**{"variant": variant, "length": length, "ranks": ranks} | row)
-    return recorder.rows
+    told = {k: sizes[k] for k in ("layers", "experts", "top_k", "total_params", "active_params")}
+    recorder.set("workload", seeds=[0], shared_experts=1, capacity="capacity factor 1.25", router="random",
+                 mixers="grouped-query attention", sequence_tokens=params.lengths[0], **told,
+                 symmetric_pool={k: pool[k] for k in ("slots", "high_water", "bytes_per_rank")})  # fmt: skip
+    for row in rank_rows(found):
+        recorder.row(**row)
+    for name, values in step_samples(found).items():
+        recorder.samples(name, values)
+    for length in params.lengths:
+        variants = one.captured_variants(params, length)
+        paths = [{v: folder / trace_name(v, length, rank) for v in variants} for rank in range(ranks)]
+        for rank, mine in enumerate(paths):
+            for path in mine.values():
+                recorder.attach(path.name, path)
+            for row in capture_rows(mine, MICROBATCH):
+                recorder.row(length=length, rank=rank, **row)
+        for variant in variants:
+            for row in skew_rows([mine[variant] for mine in paths], MICROBATCH):
+                recorder.row(**{"variant": variant, "length": length, "ranks": ranks} | row)
 
 
 def rank_rows(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

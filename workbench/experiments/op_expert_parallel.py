@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,15 @@ def measure(params: ExpertParallelParams, recorder: Any) -> list[dict[str, Any]]
     from workbench.measure.multi_gpu import Options, run
 
     ranks = params.ranks or torch.cuda.device_count()
+    with tempfile.TemporaryDirectory() as folder:
+        options = Options(out=folder, layer_tokens=params.layer_tokens, repeats=params.repeats)
+        keep(params, recorder, run(options, ranks))
+    return recorder.rows
+
+
+def keep(params: ExpertParallelParams, recorder: Any, found: Sequence[dict[str, Any]]) -> None:
+    """Write what the ranks returned."""
+    ranks = found[0]["ranks"]
     recorder.set(
         "protocol",
         timer="perf_counter_ns per rank, all ranks starting together, until the rank's device is idle",
@@ -58,15 +68,15 @@ def measure(params: ExpertParallelParams, recorder: Any) -> list[dict[str, Any]]
                  communication="bfloat16; parity in float32")  # fmt: skip
     recorder.set("workload", experts=16 * ranks, top_k=8, shared_experts=1, capacity="capacity factor 1.25", layers=1,
                  seeds=[0])  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        options = Options(out=folder, layer_tokens=params.layer_tokens, repeats=params.repeats)
-        for row in run(options, ranks):
-            samples = row.pop("samples_us", None)
-            if samples is not None:
-                what = [row.get(k) for k in ("section", "call", "path", "shared_mode", "tokens", "rank")]
-                recorder.samples("_".join(str(w) for w in what if w is not None), samples)
-            recorder.row(**row)
-    return recorder.rows
+    for row in found:
+        if row["section"] not in ("start", "parity", "bandwidth", "layer"):
+            continue
+        row = dict(row)
+        samples = row.pop("samples_us", None)
+        if samples is not None:
+            what = [row.get(k) for k in ("section", "call", "path", "shared_mode", "tokens", "rank")]
+            recorder.samples("_".join(str(w) for w in what if w is not None), samples)
+        recorder.row(**row)
 
 
 def slowest_rank(table: pl.DataFrame) -> pl.DataFrame:
