@@ -87,8 +87,9 @@ def measure(params: SubmissionTaxParams, recorder: Any) -> list[dict[str, Any]]:
         timer="eager: triton do_bench, 25 ms warm-up, 100 ms windows, L2 flushed before each call; "
         "graph: CUDA events around a replay of 32 copies",
         warmup="eager 25 ms; graph 3 replays",
-        repeats="eager: every call of a 100 ms window a process; graph: 5 replays a process; swept rows: first process",
-        order="variants in turn, reversed in every second process",
+        repeats="two visits a process, each: eager every call of a 100 ms window, graph 5 replays; swept rows and "
+        "variants beside the table: one visit in the first process",
+        order="variants forwards, then backwards; the other way round in every second process",
         l2="eager: flushed by writing 256 MB; graph: warm, except rotating_us (3 weight sets in turn)",
         synchronization="none inside a timed region",
         compile="kernels compiled before the first timed call",

@@ -83,13 +83,15 @@ def _gemm(
 
 OVERLAP, RELEASE = 1, 2
 """Launcher flags: start while the launch before drains; a row kernel lets the launch after it start early."""
-EARLY, HALVES = 4, 8
-"""Flags of the large GEMM: weights and group ends are read before the launch before it has ended, which is right only
-after a row kernel of our own; the tiles of a last round that fills less than half the GPU are split in two."""
+EARLY = 4
+"""Flag of the large GEMM: weights and group ends are read before the launch before it has ended. That is right only
+after a row kernel of our own, which starts when all before it have ended and writes neither."""
 SMALL, TWO_BLOCKS = 1000, 100
 """Variants of the CUDA GEMM: 0 to 3 as listed in cuda.cu's `mx_big_launch`; SMALL + token columns (8, 16, 32, 64),
 plus TWO_BLOCKS
 for two blocks on each multiprocessor."""
+OVERLAP_ROWS_PER_GROUP = 1024
+"""Mean rows a group below which the second of two launches overlaps the first (measured: NOTES.md)."""
 SMALL_ROWS_PER_GROUP = 16
 """Mean rows a group up to which the kernel with tokens as MMA columns is the faster one (measured: NOTES.md)."""
 
@@ -104,7 +106,7 @@ def choose_variant(M: int, N: int, K: int, E: int, accumulate: str) -> int:
         return 0
     if accumulate == "fast":
         return 3
-    return 1 if mean < 1024 else 2
+    return 1 if mean < 512 else 2
 
 
 def grouped_gemm(
@@ -133,7 +135,7 @@ def grouped_gemm(
         ends: cumulative group ends [E], int32, on the device.
         out: where to write, [M, N]; it must not alias an input. Rows of no group are left as they were.
         out_dtype: of a new `out`; the CUDA kernels write BF16.
-        accumulate: "promoted" adds every 128 of K in FP32 (every 256 from 1024 rows a group on); "fast" leaves all of
+        accumulate: "promoted" adds every 128 of K in FP32 (every 256 from 512 rows a group on); "fast" leaves all of
             K to the tensor core's shorter accumulator where that is faster: above 128 rows a group, CUDA kernels
             only.
         rounding: of the quantisation when `a` is BF16.
@@ -141,7 +143,8 @@ def grouped_gemm(
         scratch: where rows that a launch of their own folds or quantises are kept (payload [M, K], row_scale [M]);
             allocated when absent.
         overlap: let the CUDA kernel set itself up while the launch before it drains; it waits for that launch before
-            it reads anything. By default only the small-M kernel overlaps (measured: NOTES.md).
+            it reads what that wrote. By default the small-M kernel overlaps, and of two launches below 1024 rows a
+            group the second one (measured: NOTES.md).
         variant: CUDA kernel variant, for measurements.
 
     Raises:
@@ -205,14 +208,15 @@ def grouped_gemm(
     if N % 8:
         raise ValueError(f"impl='cuda' needs N to be a multiple of 8 (16-byte rows); got {N}")
     chosen = choose_variant(M, N, K, E, accumulate) if variant is None else variant
-    overlap = chosen >= SMALL if overlap is None else overlap
     small, direct = chosen >= SMALL, isinstance(a, Folded)
+    if overlap is None:
+        overlap = small or (not direct and M < OVERLAP_ROWS_PER_GROUP * E)
+    if not small and not direct and torch.compiler.is_compiling():
+        overlap = False  # the compiler may put another launch between the two
     if small and raw and a.dtype is torch.float32:
         raise TypeError("impl='cuda' quantises bfloat16 rows; got float32")
     source = 3 if direct else 0 if not raw else 2 if is_rceil(rounding) else 1
-    flags = 0 if small else HALVES
-    if overlap:
-        flags |= OVERLAP if small or direct else OVERLAP | EARLY
+    flags = 0 if not overlap else OVERLAP if small or direct else OVERLAP | EARLY
     if key is not None and M and E and (small or direct or (scratch is not None and rows.dtype is not torch.float32)):
         _keep_plan(key, a, w, ends, out, scratch, source, chosen, flags)
     if small:
@@ -242,7 +246,7 @@ def _plan_key(a: Any, w: Any, ends: Any, out: Any, scratch: Any, *options: Any) 
         tensors += tuple(scratch)
     facts: list[Any] = [kind, options]
     for t in tensors:
-        if type(t) not in _PLAIN or not t.is_cuda:
+        if type(t) not in _PLAIN:
             return None
         facts += (t.data_ptr(), t.shape, t.dtype, t.is_contiguous())
     return tuple(facts)

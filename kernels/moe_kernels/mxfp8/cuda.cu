@@ -51,25 +51,11 @@ __device__ __forceinline__ void tma_load(uint32_t dst, const CUtensorMap* map, i
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst),
         "l"(map), "r"(x), "r"(y), "r"(bar), "l"(policy) : "memory");
 }
-// Data read once may leave the L2 first.
-__device__ __forceinline__ uint64_t l2_policy(bool evict_first) {
+// Data read once leaves the L2 first: the stream of weights then replaces itself instead of what others left there.
+__device__ __forceinline__ uint64_t evict_first() {
     uint64_t policy;
-    if (evict_first)
-        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    else
-        asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
-}
-__device__ __forceinline__ uint4 load_once(const uint4* p, uint64_t policy) {
-    uint4 v;
-    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p), "l"(policy));
-    return v;
-}
-__device__ __forceinline__ uint2 load_once(const uint2* p, uint64_t policy) {
-    uint2 v;
-    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;" : "=r"(v.x), "=r"(v.y) : "l"(p), "l"(policy));
-    return v;
 }
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -81,7 +67,6 @@ __device__ __forceinline__ void pin(float (&d)[R]) {
 #pragma unroll
     for (int i = 0; i < R; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
-__device__ __forceinline__ void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 __device__ __forceinline__ void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 __device__ __forceinline__ void fence_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void wait_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -144,8 +129,7 @@ enum Target { kCanonical = 0, kFolded = 1, kRowScaled = 2 };
 // put(k, bytes) stores 8 elements, put_scale(block, byte) a block scale. Returns the row exponent; spread is the distance
 // between the largest and the smallest exponent of blocks that are not zero.
 template <int SRC, int TGT, class Put, class PutScale>
-__device__ __forceinline__ int convert_row(const void* row, const uint8_t* scales, int K, int lane, Put put, PutScale put_scale, int& spread,
-                                           uint64_t policy) {
+__device__ __forceinline__ int convert_row(const void* row, const uint8_t* scales, int K, int lane, Put put, PutScale put_scale, int& spread) {
     constexpr int IT = 8;
     constexpr int SPAN = IT * 256;
     using Raw = typename std::conditional<SRC == kMx, uint2, uint4>::type;
@@ -157,7 +141,7 @@ __device__ __forceinline__ int convert_row(const void* row, const uint8_t* scale
         for (int i = 0; i < IT; ++i) {
             const int k = base + i * 256 + lane * 8;
             if (k < K) {
-                v[i] = load_once(reinterpret_cast<const Raw*>(static_cast<const char*>(row) + static_cast<int64_t>(k) * (SRC == kMx ? 1 : 2)), policy);
+                v[i] = *reinterpret_cast<const Raw*>(static_cast<const char*>(row) + static_cast<int64_t>(k) * (SRC == kMx ? 1 : 2));
                 if constexpr (SRC == kMx) eb[i] = scales[k / 32];
             } else {
                 v[i] = Raw{};
@@ -222,10 +206,9 @@ __device__ __forceinline__ int convert_row(const void* row, const uint8_t* scale
 }
 
 template <int SRC, int TGT>
-__global__ void __launch_bounds__(256) mx_rows(const void* x, const uint8_t* scales, uint8_t* out, uint8_t* out_scales, int* wide, int M, int K, int flags) {
+__global__ void __launch_bounds__(256) mx_rows(const void* x, const uint8_t* scales, uint8_t* out, uint8_t* out_scales, int* wide, int M, int K, int release) {
     wait_previous_grid();
-    if ((flags & 18) == 2) release_next_grid();
-    const uint64_t policy = l2_policy(flags & 8);
+    if (release) release_next_grid();
     const int lane = threadIdx.x & 31;
     for (int64_t row = blockIdx.x * 8 + (threadIdx.x >> 5); row < M; row += gridDim.x * 8) {
         int spread;
@@ -233,13 +216,12 @@ __global__ void __launch_bounds__(256) mx_rows(const void* x, const uint8_t* sca
         const int hi = convert_row<SRC, TGT>(
             static_cast<const char*>(x) + row * K * (SRC == kMx ? 1 : 2), scales + row * (K / 32), K, lane,
             [&](int k, uint2 bytes) { *reinterpret_cast<uint2*>(dst + k) = bytes; },
-            [&](int block, int byte) { out_scales[row * (K / 32) + block] = static_cast<uint8_t>(byte); }, spread, policy);
+            [&](int block, int byte) { out_scales[row * (K / 32) + block] = static_cast<uint8_t>(byte); }, spread);
         if (lane == 0) {
             if (TGT != kCanonical) out_scales[row] = static_cast<uint8_t>(hi);
             if (wide != nullptr && spread > kSpreadLimit) atomicAdd(wide, 1);
         }
     }
-    if ((flags & 18) == 18) release_next_grid();
 }
 
 // ---------------------------------------------------------------- schedule
@@ -275,26 +257,22 @@ struct SmallArgs {
     const uint8_t* w_exp;
     const int* ends;
     __nv_bfloat16* out;
-    int M, N, K, E, stages, evict_first;
+    int M, N, K, E, stages;
 };
 
-// SPLIT: a unit is 64 weight rows, whose even and odd chunks of K the two warpgroups take and then add: twice as many units
-// balance the blocks better.
-template <int NT, int SRC, bool FOLDED, bool SPLIT>
+template <int NT, int SRC, bool FOLDED>
 __global__ void __launch_bounds__(288, NT <= 32 ? 2 : 1) mx_small(const __grid_constant__ CUtensorMap map_w, const SmallArgs p) {
     extern __shared__ __align__(1024) uint8_t smem[];
     __shared__ Schedule sched;
     __shared__ __align__(8) uint64_t bars[64];
     __shared__ uint8_t tok_exp[NT];
-    __shared__ float half_sum[SPLIT ? NT / 2 : 1][128];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    constexpr int ROWS = SPLIT ? 64 : 128, PER_STEP = SPLIT ? 2 : 1;
-    const int steps = (p.K + PER_STEP * kChunk - 1) / (PER_STEP * kChunk), chunks = steps * PER_STEP;
+    const int chunks = (p.K + kChunk - 1) / kChunk;
     const uint32_t tokens = smem_addr(smem), ring = tokens + chunks * NT * kChunk;
     const uint32_t full = smem_addr(bars), empty = full + 32 * 8;
     constexpr int STAGE = 128 * kChunk;
 
-    const int n_tiles = (p.N + ROWS - 1) / ROWS;
+    const int n_tiles = (p.N + 127) / 128;
     if (threadIdx.x == 32) {
         prefetch_map(&map_w);
         for (int s = 0; s < p.stages; ++s) bar_init(full + s * 8, 1), bar_init(empty + s * 8, 8);
@@ -310,28 +288,25 @@ __global__ void __launch_bounds__(288, NT <= 32 ? 2 : 1) mx_small(const __grid_c
     int e = 0, stage = 0, phase = 0;
     if (warp == 8) {
         if (lane == 0) {
-            const uint64_t policy = l2_policy(p.evict_first);
+            const uint64_t policy = evict_first();
             for (int u = first; u < last; ++u) {
                 while (u >= sched.units[e + 1]) ++e;
-                const int n0 = (u - sched.units[e]) % n_tiles * ROWS;
-                for (int c = 0; c < steps; ++c) {
+                const int n0 = (u - sched.units[e]) % n_tiles * 128;
+                for (int c = 0; c < chunks; ++c) {
                     bar_wait(empty + stage * 8, phase ^ 1);
                     bar_expect(full + stage * 8, STAGE);
-#pragma unroll
-                    for (int j = 0; j < PER_STEP; ++j)
-                        tma_load(ring + stage * STAGE + j * ROWS * kChunk, &map_w, (c * PER_STEP + j) * kChunk, e * p.N + n0, full + stage * 8, policy);
+                    tma_load(ring + stage * STAGE, &map_w, c * kChunk, e * p.N + n0, full + stage * 8, policy);
                     if (++stage == p.stages) stage = 0, phase ^= 1;
                 }
             }
         }
         return;
     }
-    const int wg = warp >> 2, tid = threadIdx.x & 127;
-    const uint64_t keep = l2_policy(false);
+    const int wg = warp >> 2;
     int have = -1;
     for (int u = first; u < last; ++u) {
         while (u >= sched.units[e + 1]) ++e;
-        const int r = u - sched.units[e], n0 = r % n_tiles * ROWS;
+        const int r = u - sched.units[e], n0 = r % n_tiles * 128;
         const int row0 = sched.start[e] + r / n_tiles * NT, rows = min(NT, sched.start[e + 1] - row0);
         if (row0 != have) {
             named_sync(1, 256);
@@ -357,30 +332,30 @@ __global__ void __launch_bounds__(288, NT <= 32 ? 2 : 1) mx_small(const __grid_c
                     int spread;
                     const int hi = convert_row<SRC, kFolded>(
                         static_cast<const char*>(p.x) + row * p.K * (SRC == kMx ? 1 : 2), p.x_scales + row * (p.K / 32), p.K, lane, put,
-                        [](int, int) {}, spread, keep);
+                        [](int, int) {}, spread);
                     if (lane == 0) tok_exp[t] = static_cast<uint8_t>(hi);
                 }
             }
-            // Chunks reach past K; there the weights are zeros, but NaN bytes of the tokens' side would survive.
-            const int past = (chunks * kChunk - p.K) / 16;
-            for (int i = threadIdx.x; i < NT * past; i += 256) {
-                const int t = i / past, k = p.K + i % past * 16;
-                *reinterpret_cast<uint4*>(smem + (k >> 7) * NT * kChunk + t * kChunk + (((k >> 4) & 7) ^ (t & 7)) * 16) = make_uint4(0, 0, 0, 0);
-            }
+            // The last chunk of a K that is no multiple of 128 meets zeros on the weight side, but NaN bytes would survive.
+            if (p.K & 127)
+                for (int i = threadIdx.x; i < NT * 8; i += 256) {
+                    const int t = i >> 3, c16 = i & 7;
+                    if (c16 * 16 >= (p.K & 127))
+                        *reinterpret_cast<uint4*>(smem + (chunks - 1) * NT * kChunk + t * kChunk + ((c16 ^ (t & 7)) * 16)) = make_uint4(0, 0, 0, 0);
+                }
             fence_to_async();
             named_sync(1, 256);
             have = row0;
         }
-        const int n_lo = n0 + (SPLIT ? 0 : wg * 64) + (warp & 3) * 16 + (lane >> 2);
+        const int n_lo = n0 + wg * 64 + (warp & 3) * 16 + (lane >> 2);
         const int ew0 = n_lo < p.N ? p.w_exp[static_cast<int64_t>(e) * p.N + n_lo] : 0;
         const int ew1 = n_lo + 8 < p.N ? p.w_exp[static_cast<int64_t>(e) * p.N + n_lo + 8] : 0;
         float acc[NT / 2], part[NT / 2];
 #pragma unroll
         for (int i = 0; i < NT / 2; ++i) acc[i] = 0.f;
-        for (int c = 0; c < steps; ++c) {
+        for (int c = 0; c < chunks; ++c) {
             bar_wait(full + stage * 8, phase);
-            const uint64_t da = descriptor(ring + stage * STAGE + wg * 64 * kChunk);
-            const uint64_t db = descriptor(tokens + (SPLIT ? 2 * c + wg : c) * NT * kChunk);
+            const uint64_t da = descriptor(ring + stage * STAGE + wg * 64 * kChunk), db = descriptor(tokens + c * NT * kChunk);
             pin(part);
             wgmma_fence();
 #pragma unroll
@@ -392,19 +367,6 @@ __global__ void __launch_bounds__(288, NT <= 32 ? 2 : 1) mx_small(const __grid_c
             if (++stage == p.stages) stage = 0, phase ^= 1;
 #pragma unroll
             for (int i = 0; i < NT / 2; ++i) acc[i] += part[i];
-        }
-        if constexpr (SPLIT) {
-            if (wg == 1) {
-                if (u != first) named_sync(2, 256);
-#pragma unroll
-                for (int i = 0; i < NT / 2; ++i) half_sum[i][tid] = acc[i];
-                named_arrive(3, 256);
-                continue;
-            }
-            named_sync(3, 256);
-#pragma unroll
-            for (int i = 0; i < NT / 2; ++i) acc[i] += half_sum[i][tid];
-            if (u + 1 < last) named_arrive(2, 256);
         }
         const float sw0 = scale_value(ew0), sw1 = scale_value(ew1);
 #pragma unroll
@@ -429,7 +391,6 @@ struct BigArgs {
     __nv_bfloat16* out;
     int M, N, K, E;
     int early;  // the grid before this one wrote the rows only, after all before it had ended: the rest may be read at once
-    int halves;  // split the tiles of the last, partly filled round in two
 };
 
 // PROMOTE = 0 leaves all of K in the tensor core's short accumulator; p > 0 adds every 128 * p of K in FP32. SUB columns are
@@ -456,45 +417,37 @@ __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtenso
     if (warp == 0) build_schedule(sched, p.ends, p.E, p.M, 128, n_tiles, lane);
     __syncthreads();
 
-    const int chunks = (p.K + kChunk - 1) / kChunk;
-    const int tiles = sched.units[p.E], tail = NSUB == 2 && p.halves && tiles % gridDim.x * 2 <= gridDim.x ? tiles % gridDim.x : 0;
-    const int whole = tiles - tail, total = tiles + tail;
+    const int chunks = (p.K + kChunk - 1) / kChunk, total = sched.units[p.E];
     int e = 0, stage = 0, phase = 0;
-    // Returns whether unit u is half a tile: SUB columns instead of BN.
     const auto locate = [&](int u, int& row0, int& n0) {
-        const bool half = u >= whole;
-        const int tile = half ? whole + (u - whole) / 2 : u;
-        while (tile >= sched.units[e + 1]) ++e;
-        const int m_units = (sched.start[e + 1] - sched.start[e] + 127) / 128, r = tile - sched.units[e];
+        while (u >= sched.units[e + 1]) ++e;
+        const int m_units = (sched.start[e + 1] - sched.start[e] + 127) / 128, r = u - sched.units[e];
         row0 = sched.start[e] + r % m_units * 128;
-        n0 = r / m_units * BN + (half ? (u - whole) % 2 * SUB : 0);
-        return half;
+        n0 = r / m_units * BN;
     };
     if (wg == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0) {
-            const auto load_w = [&](int s, int c, int n0, bool half) {
-                bar_expect(full + s * 8, half ? A_BYTES + W_BYTES / 2 : STAGE);
-#pragma unroll
-                for (int b = 0; b < BN / 128; ++b)
-                    if (b == 0 || !half) tma_load(ring + s * STAGE + A_BYTES + b * 128 * kChunk, &map_w, c * kChunk, e * p.N + n0 + b * 128, full + s * 8);
+            const auto load_w = [&](int s, int c, int n0) {
+                bar_expect(full + s * 8, STAGE);
+                tma_load(ring + s * STAGE + A_BYTES, &map_w, c * kChunk, e * p.N + n0, full + s * 8);
             };
-            int ahead = 0;
+            int ahead = 0;  // stages whose weights are under way already
             if (p.early) {
                 if (blockIdx.x < total) {
                     int row0, n0;
-                    const bool half = locate(blockIdx.x, row0, n0);
+                    locate(blockIdx.x, row0, n0);
                     ahead = min(STAGES, chunks);
-                    for (int c = 0; c < ahead; ++c) load_w(c, c, n0, half);
+                    for (int c = 0; c < ahead; ++c) load_w(c, c, n0);
                 }
                 wait_previous_grid();
             }
             for (int u = blockIdx.x; u < total; u += gridDim.x) {
                 int row0, n0;
-                const bool half = locate(u, row0, n0);
+                locate(u, row0, n0);
                 for (int c = 0; c < chunks; ++c) {
                     bar_wait(empty + stage * 8, phase ^ 1);
-                    if (c >= ahead) load_w(stage, c, n0, half);
+                    if (c >= ahead) load_w(stage, c, n0);
                     tma_load(ring + stage * STAGE, &map_a, c * kChunk, row0, full + stage * 8);
                     if (++stage == STAGES) stage = 0, phase ^= 1;
                 }
@@ -515,7 +468,7 @@ __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtenso
     if (p.early) wait_previous_grid();
     for (int u = blockIdx.x; u < total; u += gridDim.x) {
         int row0, n0;
-        const bool half = locate(u, row0, n0);
+        locate(u, row0, n0);
         const int end = sched.start[e + 1], wrow = row0 + g * 64 + (warp & 3) * 16;
         const int r_lo = wrow + (lane >> 2);
         const int ea0 = r_lo < end ? p.a_exp[r_lo] : 0, ea1 = r_lo + 8 < end ? p.a_exp[r_lo + 8] : 0;
@@ -549,8 +502,8 @@ __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtenso
                 for (int i = 0; i < SUB / 2; ++i) acc[s][i] = 0.f;
             float part[SUB / 2];
             // The number of stages in a group is a constant: a condition between wgmmas would make the compiler serialise them.
-            const auto group = [&](auto stages_in_group, auto parts) {
-                constexpr int P = decltype(stages_in_group)::value, PARTS = decltype(parts)::value;
+            const auto group = [&](auto stages_in_group) {
+                constexpr int P = decltype(stages_in_group)::value;
                 uint64_t da[P], db[P];
                 int held[P];
 #pragma unroll
@@ -561,7 +514,7 @@ __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtenso
                     advance();
                 }
 #pragma unroll
-                for (int s = 0; s < PARTS; ++s) {
+                for (int s = 0; s < NSUB; ++s) {
                     pin(part);
                     wgmma_fence();
 #pragma unroll
@@ -571,7 +524,7 @@ __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtenso
                     wgmma_commit();
                     wgmma_wait<0>();
                     pin(part);
-                    if (s == PARTS - 1) {
+                    if (s == NSUB - 1) {
 #pragma unroll
                         for (int j = 0; j < P; ++j) release(held[j]);
                     }
@@ -579,16 +532,10 @@ __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtenso
                     for (int i = 0; i < SUB / 2; ++i) acc[s][i] += part[i];
                 }
             };
-            const auto all = [&](auto parts) {
-                int c = 0;
-                for (; c + PROMOTE <= chunks; c += PROMOTE) group(std::integral_constant<int, PROMOTE>{}, parts);
-                if constexpr (PROMOTE > 1)
-                    for (; c < chunks; ++c) group(std::integral_constant<int, 1>{}, parts);
-            };
-            if (NSUB == 2 && half)
-                all(std::integral_constant<int, 1>{});
-            else
-                all(std::integral_constant<int, NSUB>{});
+            int c = 0;
+            for (; c + PROMOTE <= chunks; c += PROMOTE) group(std::integral_constant<int, PROMOTE>{});
+            if constexpr (PROMOTE > 1)
+                for (; c < chunks; ++c) group(std::integral_constant<int, 1>{});
         }
         named_sync(1 + g, 128);
         if (tid < BN / 2) *reinterpret_cast<uint16_t*>(&col_exp[g][2 * tid]) = static_cast<uint16_t>(ew);
@@ -597,7 +544,6 @@ __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtenso
         const int rows = min(16, end - wrow);
 #pragma unroll
         for (int piece = 0; piece < BN / 64; ++piece) {
-            if (NSUB == 2 && half && piece >= SUB / 64) break;
             __syncwarp();
 #pragma unroll
             for (int q = 0; q < 4; ++q) {
@@ -721,26 +667,19 @@ int grant(const void* kernel, int bytes, int (&granted)[kMaxDevices]) {
     return rc;
 }
 
-template <int NT, int SRC, bool FOLDED, bool SPLIT>
+template <int NT, int SRC, bool FOLDED>
 int run_small(const void* w, SmallArgs a, int per_sm, bool overlap, void* stream, Plan* plan) {
-    const auto kernel = mx_small<NT, SRC, FOLDED, SPLIT>;
-    const void* address = reinterpret_cast<const void*>(kernel);
-    static const int fixed = [&] {
-        cudaFuncAttributes found{};
-        return cudaFuncGetAttributes(&found, address) == cudaSuccess ? (static_cast<int>(found.sharedSizeBytes) + 1023) / 1024 * 1024 : 8192;
-    }();
+    const auto kernel = mx_small<NT, SRC, FOLDED>;
     CUtensorMap map;
-    if (int rc = make_map(&map, w, static_cast<int64_t>(a.E) * a.N, a.K, SPLIT ? 64 : 128)) return rc;
-    constexpr int SPAN = (SPLIT ? 2 : 1) * kChunk;
-    const int tokens = (a.K + SPAN - 1) / SPAN * SPAN * NT;
-    // A multiprocessor has 228 KB, of which every block takes 1 KB.
-    const int room = 228 * 1024 / per_sm - 1024 - fixed - tokens;
+    if (int rc = make_map(&map, w, static_cast<int64_t>(a.E) * a.N, a.K, 128)) return rc;
+    const int tokens = (a.K + kChunk - 1) / kChunk * NT * kChunk;
+    const int room = 227 * 1024 / per_sm - 4096 - tokens;
     a.stages = room / (128 * kChunk);
     if (a.stages > 32) a.stages = 32;
     if (a.stages < 2) return -2;
     const int smem = tokens + a.stages * 128 * kChunk;
     static int granted[kMaxDevices];
-    if (int rc = grant(address, smem, granted)) return rc;
+    if (int rc = grant(reinterpret_cast<const void*>(kernel), smem, granted)) return rc;
     return launch(kernel, sm_count() * per_sm, 288, smem, overlap, stream, plan, map, a);
 }
 
@@ -749,7 +688,7 @@ int run_big(const void* a, const void* w, const BigArgs& args, bool overlap, voi
     const auto kernel = mx_big<BN, SUB, PROMOTE, STAGES>;
     CUtensorMap ma, mw;
     if (int rc = make_map(&ma, a, args.M, args.K, 128)) return rc;
-    if (int rc = make_map(&mw, w, static_cast<int64_t>(args.E) * args.N, args.K, 128)) return rc;
+    if (int rc = make_map(&mw, w, static_cast<int64_t>(args.E) * args.N, args.K, BN)) return rc;
     const int smem = STAGES * (128 + BN) * kChunk + 8 * 16 * (64 * 2 + 16);
     static int granted[kMaxDevices];
     if (int rc = grant(reinterpret_cast<const void*>(kernel), smem, granted)) return rc;
@@ -758,9 +697,9 @@ int run_big(const void* a, const void* w, const BigArgs& args, bool overlap, voi
 
 template <int SRC, int TGT>
 int run_rows(const void* x, const void* s, void* out, void* os, int* wide, int M, int K, int flags, void* stream, Plan* plan) {
-    const int grid = (flags & 4) || (M + 7) / 8 < sm_count() * 8 ? (M + 7) / 8 : sm_count() * 8;
+    const int grid = (M + 7) / 8 < sm_count() * 8 ? (M + 7) / 8 : sm_count() * 8;
     return launch(mx_rows<SRC, TGT>, grid, 256, 0, flags & 1, stream, plan, x, static_cast<const uint8_t*>(s), static_cast<uint8_t*>(out),
-                  static_cast<uint8_t*>(os), wide, M, K, flags);
+                  static_cast<uint8_t*>(os), wide, M, K, flags & 2);
 }
 
 }  // namespace
@@ -795,29 +734,28 @@ int mx_rows_launch(const void* x, const void* s, void* out, void* os, int* wide,
 }
 
 // source: 0 canonical MX, 1 bf16 floor, 2 bf16 rceil, 3 folded. columns: token columns of a tile (8, 16, 32, 64) + 100 for two
-// blocks an SM + 200 for units of 64 weight rows (8 and 16 columns only).
+// blocks an SM.
 int mx_small_launch(const void* x, const void* xs, const void* w, const void* we, const void* ends, void* out, int M, int N, int K, int E, int source,
                     int columns, int flags, void* stream, void* plan) {
     if (E > kMaxExperts) return -5;
     const SmallArgs a{x, static_cast<const uint8_t*>(xs), static_cast<const uint8_t*>(we), static_cast<const int*>(ends),
-                      static_cast<__nv_bfloat16*>(out), M, N, K, E, 0, flags & 4};
+                      static_cast<__nv_bfloat16*>(out), M, N, K, E, 0};
     const bool overlap = flags & 1;
-    const int per_sm = columns / 100 % 2 + 1;
-#define SMALL(NT, SPLIT)                                                                                                                 \
-    switch (source) {                                                                                                                    \
-        case 0: return run_small<NT, kMx, false, SPLIT>(w, a, per_sm, overlap, stream, static_cast<Plan*>(plan));                        \
-        case 1: return run_small<NT, kBf16Floor, false, SPLIT>(w, a, per_sm, overlap, stream, static_cast<Plan*>(plan));                 \
-        case 2: return run_small<NT, kBf16Rceil, false, SPLIT>(w, a, per_sm, overlap, stream, static_cast<Plan*>(plan));                 \
-        case 3: return run_small<NT, kMx, true, SPLIT>(w, a, per_sm, overlap, stream, static_cast<Plan*>(plan));                         \
-        default: return -4;                                                                                                              \
+    const int per_sm = columns / 100 + 1;
+    Plan* const kept = static_cast<Plan*>(plan);
+#define SMALL(NT)                                                                              \
+    switch (source) {                                                                          \
+        case 0: return run_small<NT, kMx, false>(w, a, per_sm, overlap, stream, kept);         \
+        case 1: return run_small<NT, kBf16Floor, false>(w, a, per_sm, overlap, stream, kept);  \
+        case 2: return run_small<NT, kBf16Rceil, false>(w, a, per_sm, overlap, stream, kept);  \
+        case 3: return run_small<NT, kMx, true>(w, a, per_sm, overlap, stream, kept);          \
+        default: return -4;                                                                    \
     }
-    switch (columns / 200 * 200 + columns % 100) {
-        case 8: SMALL(8, false)
-        case 16: SMALL(16, false)
-        case 32: SMALL(32, false)
-        case 64: SMALL(64, false)
-        case 208: SMALL(8, true)
-        case 216: SMALL(16, true)
+    switch (columns % 100) {
+        case 8: SMALL(8)
+        case 16: SMALL(16)
+        case 32: SMALL(32)
+        case 64: SMALL(64)
         default: return -4;
     }
 #undef SMALL
@@ -827,7 +765,7 @@ int mx_big_launch(const void* a, const void* ae, const void* w, const void* we, 
                   int flags, void* stream, void* plan) {
     if (E > kMaxExperts) return -5;
     const BigArgs args{static_cast<const uint8_t*>(ae), static_cast<const uint8_t*>(we), static_cast<const int*>(ends), static_cast<__nv_bfloat16*>(out),
-                       M, N, K, E, flags & 4, flags & 8};
+                       M, N, K, E, flags & 4};
     const bool overlap = flags & 1;
 #define BIG(ID, ...) \
     case ID: return run_big<__VA_ARGS__>(a, w, args, overlap, stream, static_cast<Plan*>(plan));
