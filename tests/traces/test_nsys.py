@@ -149,6 +149,54 @@ def test_records_without_an_end_are_dropped_and_counted(tmp_path):
     assert len(trace.ops) == 4 and trace.dropped["dropped_records"] >= 2
 
 
+def test_a_mark_leaves_no_hole(tmp_path):
+    path = export(tmp_path)
+    db = sqlite3.connect(path)
+    db.execute("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET copyKind = 1")
+    db.execute("DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE nameId = 3")
+    db.commit()
+    db.close()
+    trace = read(path)
+    assert trace.dropped == {"marks_and_open_ranges": 1}
+    assert verify_trace(trace, idle_threshold_us=100).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [
+        ('CUPTI_ACTIVITY_KIND_KERNEL SET "end" = 9223372036854775807 WHERE start = 98000', 1),
+        ("CUPTI_ACTIVITY_KIND_KERNEL SET start = -9223372036854775808 WHERE start = 98000", 1),
+        ("CUPTI_ACTIVITY_KIND_KERNEL SET start = 'soon' WHERE start = 98000", 1),
+        ("CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = 'gpu', streamId = x'00', globalPid = 'me'", 0),
+        ("CUPTI_ACTIVITY_KIND_RUNTIME SET globalTid = 'thread', nameId = NULL, correlationId = 'one'", 0),
+        ("StringIds SET value = x'ff00fe'", 0),
+        ("CUPTI_ACTIVITY_KIND_MEMCPY SET bytes = 'many', copyKind = NULL", 0),
+        ("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION SET streamId = 'x', syncType = NULL", 0),
+    ],
+)
+def test_values_of_other_types_are_no_crash(tmp_path, change, lost):
+    path = export(tmp_path)
+    db = sqlite3.connect(path)
+    db.execute(f"UPDATE {change}")
+    db.commit()
+    db.close()
+    trace = read(path)
+    assert len(trace.ops) == 4 - lost and trace.dropped.get("dropped_records", 0) == lost
+    summarise(trace)
+    assert verify_trace(trace).exit_code in (1, 2)
+
+
+def test_damaged_names_in_a_message(tmp_path):
+    path = export(tmp_path)
+    path.write_bytes(
+        path.read_bytes().replace(
+            b'TABLE "CUPTI_ACTIVITY_KIND_MEMCPY" (', b'TABLE "CUPTI_ACTIVITY_KIND_MEM\xffPY" \xfe'
+        )
+    )
+    with pytest.raises(TraceError, match="not a readable"):
+        read(path)
+
+
 def test_another_database_and_a_damaged_one(tmp_path):
     other = tmp_path / "other.sqlite"
     db = sqlite3.connect(other)

@@ -26,7 +26,6 @@ SCALED = "waits removed, at the host's speed in the loop without reads"
 HOST_SPEED = "host time without reads / with reads"
 # Why a what-if of the recorded pair may miss; shown beside a claim that does not hold.
 MISSED = {
-    REMOVED: "under the profiler the same code runs slower between reads; a what-if keeps the speed of its own stretch",
     MERGED: "the eager loop starved the GPU, so its trace holds neither the gaps between a graph's kernels nor the "
     "cost of its launch; where kernels are long neither counts",
 }

@@ -15,7 +15,7 @@ import numpy as np
 from workbench.experiment import Check, Params, Result, param
 from workbench.experiments._traces import TraceExperiment
 
-RECORDING = "2026-11-29_h200_662da48"
+RECORDING = "2026-11-29_h200_44fff12"
 VARIANTS = ("free", "loaded", "item", "graph")
 PAUSE_S = 0.05
 LABELS = {"free": "without .item()", "item": "with .item()"}
@@ -228,7 +228,7 @@ def shown(found: dict[str, list[Stretch]]) -> dict[str, Stretch]:
     """The round that is drawn: the one whose stretch with reads has the median span."""
     spans = [s.device_end_ns - s.start_ns for s in found["item"]]
     middle = sorted(range(len(spans)), key=spans.__getitem__)[len(spans) // 2]
-    return {variant: each[middle] for variant, each in found.items() if each}
+    return {variant: each[middle] for variant, each in found.items()}
 
 
 def recorded(params: FirstLookParams, recording: Any) -> list[dict[str, Any]]:
@@ -252,18 +252,19 @@ def predictions(analysis: Any, found: dict[str, list[Stretch]]) -> list[dict[str
 
     Waits removed stands against the stretch that computes the same scalars and leaves them on the device: a what-if
     knows the waits, not the indexing that a programmer would drop with them. It keeps the host's speed of its own
-    stretch; since the same code was seen to run slower there, a second case takes the neighbour's speed. Launches
-    merged stand against the graph.
+    stretch, which on a shared host is not its neighbour's; a second case takes the neighbour's. Launches merged stand
+    against the graph.
     """
     from workbench.experiments._traces import HOST_SPEED, MERGED, REMOVED, SCALED, UNCHANGED, sum_row
     from workbench.traces.replay import to_program, what_if
 
     rows = []
-    loaded = found["loaded"] or found["free"]
-    for i, (free, item, graph, kept) in enumerate(zip(found["free"], found["item"], found["graph"], loaded)):
-        plain, reads, merged, on_device = (to_program(analysis, window=s.submission) for s in (free, item, graph, kept))
+    for i, (free, loaded, item, graph) in enumerate(zip(*(found[v] for v in VARIANTS), strict=True)):
+        plain, on_device, reads, merged = (
+            to_program(analysis, window=s.submission) for s in (free, loaded, item, graph)
+        )
         unchanged = what_if(reads)
-        speed = _host_speed(analysis, kept, item)
+        speed = _host_speed(analysis, loaded, item)
         without = what_if(on_device)["measured_us"]
         cases = {
             UNCHANGED: (unchanged["replayed_us"], unchanged["measured_us"]),
@@ -277,7 +278,7 @@ def predictions(analysis: Any, found: dict[str, list[Stretch]]) -> list[dict[str
     return rows
 
 
-def _host_speed(analysis: Any, kept: Stretch, item: Stretch) -> float:
+def _host_speed(analysis: Any, loaded: Stretch, item: Stretch) -> float:
     """Host time of the same code, a block up to its last launch before the read: without reads over with them."""
     from workbench.traces.ranges import find_ranges
 
@@ -294,7 +295,7 @@ def _host_speed(analysis: Any, kept: Stretch, item: Stretch) -> float:
             spans.append(int(calls.end_ns[launches[first + count - 1]] - begin))
         return float(np.median(spans)), count or 0
 
-    without, count = times(kept, None)
+    without, count = times(loaded, None)
     return without / times(item, count)[0]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 _INT64 = 1 << 63
-_LARGEST = 1 << 62  # a start and a duration of this size still add up within int64
+LARGEST = 1 << 62  # a start and a duration of this size still add up within int64
 
 
 def parse_us(raws: list[Any]) -> np.ndarray:
@@ -42,7 +42,7 @@ def parse_us(raws: list[Any]) -> np.ndarray:
     negative = np.zeros(n, bool)
     negative[row[minus_at]] = True
     odd[row[minus_at[minus_at != starts[row[minus_at]]]]] = True
-    # 16 digits of microseconds are within _LARGEST only below 4.6e15; a minus takes the slow way there as well.
+    # 16 digits of microseconds are within LARGEST only below 4.6e15; a minus takes the slow way there as well.
     odd |= (whole == 16) & (value[starts] >= 4)
     powers = 10 ** np.arange(19, dtype=np.int64)
     parts = np.where(is_digit, value, 0) * powers[np.minimum(place, 18)]
@@ -64,6 +64,6 @@ def _slow_us(raw: bytes) -> int:
         if not number.is_finite() or number.adjusted() > 15:
             return bad
         value = int((number * 1000).to_integral_value())
-        return value if abs(value) < _LARGEST else bad
+        return value if abs(value) < LARGEST else bad
     except (InvalidOperation, ValueError):
         return bad

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.traces.digits import LARGEST
 from workbench.traces.trace import (
     COPY,
     CPU_OP,
@@ -60,7 +61,7 @@ def read_nsys(path: str | Path) -> Trace:
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
             return _Reader(connection, path.name).read()
-    except (sqlite3.DatabaseError, OverflowError) as error:
+    except (sqlite3.DatabaseError, OverflowError, UnicodeDecodeError) as error:  # a message may quote damaged names
         raise TraceError(f"{path}: not a readable SQLite export of Nsight Systems ({error})") from error
 
 
@@ -93,7 +94,13 @@ class _Reader:
         found = sorted(t for t in self.tables if t == stem or re.fullmatch(re.escape(stem) + r"_V\d+", t))
         return found[-1] if found else None
 
-    def _select(self, stem: str, wanted: list[str], required: tuple[str, ...] = ("start", "end")) -> Any:
+    def _select(
+        self,
+        stem: str,
+        wanted: list[str],
+        required: tuple[str, ...] = ("start", "end"),
+        reason: str = "dropped_records",
+    ) -> Any:
         """Batches of columns (lists, None where a column is absent) of an optional table."""
         table = self._find(stem)
         if table is None:
@@ -106,20 +113,22 @@ class _Reader:
         cursor = self.db.execute(f'SELECT {chosen} FROM "{table}"')
         while batch := cursor.fetchmany(ROWS):
             kept = [r for r in batch if isinstance(r[0], int) and isinstance(r[1], int) and r[1] >= r[0]]
+            kept = [r for r in kept if r[0] > -LARGEST and r[1] < LARGEST]
             if len(kept) < len(batch):
-                self.dropped["dropped_records"] = self.dropped.get("dropped_records", 0) + len(batch) - len(kept)
+                self.dropped[reason] = self.dropped.get(reason, 0) + len(batch) - len(kept)
             if kept:
                 yield list(zip(*kept))
 
     def _process(self, values: Any) -> np.ndarray:
         ids = self.processes
         return np.fromiter(
-            (NONE if v is None else ids.setdefault(v >> 24, len(ids)) for v in values), np.int32, len(values)
+            (ids.setdefault(v >> 24, len(ids)) if isinstance(v, int) else NONE for v in values), np.int32, len(values)
         )
 
     def _thread(self, values: Any) -> np.ndarray:
         ids = self.threads
-        return np.fromiter((ids.setdefault(v or 0, len(ids)) for v in values), np.int32, len(values))
+        keys = (v if isinstance(v, int) else 0 for v in values)
+        return np.fromiter((ids.setdefault(k, len(ids)) for k in keys), np.int32, len(values))
 
     def _text(self, ids: Any, fallback: str) -> np.ndarray:
         other = self._name(fallback)
@@ -214,7 +223,9 @@ class _Reader:
         table = self._find("NVTX_EVENTS")
         if table is None:
             return
-        for rows in self._select("NVTX_EVENTS", ["start", "end", "globalTid", "text", "textId", "eventType"]):
+        wanted = ["start", "end", "globalTid", "text", "textId", "eventType"]
+        # Marks have no end, and no wait or operation is lost with a range.
+        for rows in self._select("NVTX_EVENTS", wanted, reason="marks_and_open_ranges"):
             keep = [i for i, t in enumerate(rows[5]) if t in (None, 59, 60, 70, 71)]
             ids, kinds = [], []
             texts = list(self.names)
