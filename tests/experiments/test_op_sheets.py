@@ -7,6 +7,7 @@ import pytest
 
 import workbench
 from workbench.experiment import Result
+from workbench.experiments.op_router import LOGITS
 
 OPS = ["op_router", "op_route_map", "op_dispatch", "op_combine", "op_swiglu", "op_grouped_gemm"]
 
@@ -78,6 +79,10 @@ def test_router_claims():
     assert verdicts("op_router", rows) == [True, True]
     rows[0] |= {"launches": 3, "time_us_p50": 95.0}
     assert verdicts("op_router", rows) == [False, False]
+    logits = [row(LOGITS, "logits"), row("torch FP32", "logits", time_us_p50=90.0)]
+    assert verdicts("op_router", logits) == [True]
+    logits[1]["time_us_p50"] = 9.0
+    assert verdicts("op_router", logits) == [False]
 
 
 @pytest.mark.parametrize("slug", OPS)
