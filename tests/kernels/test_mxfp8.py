@@ -406,6 +406,27 @@ def test_chain_of_overlapped_launches_sees_fresh_rows(cuda_kernels):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("rows", [512, 2048])
+def test_an_early_product_sees_weights_and_group_ends_written_just_before(cuda_kernels, rows):
+    x, w, ends = operands([rows // 4] * 4, rows, 512, 512, GPU)
+    fw, scratch = folded_weight(w), mxfp8.Folded(*mxfp8.quantize(x, target="folded"))
+    out, split = (
+        torch.empty(rows, 512, dtype=torch.bfloat16, device=GPU),
+        [groups([8 * i, 64, 32, 64], GPU) for i in range(7)],
+    )
+    for step in range(200):
+        x.mul_(-1)
+        fw.payload.view(torch.uint8).bitwise_xor_(128)
+        fw.row_scale.copy_(fw.row_scale ^ 1)
+        ends.copy_(split[step % 7])
+        out.fill_(torch.nan)
+        mxfp8.grouped_gemm(x, fw, ends, out=out, scratch=scratch)
+        if step % 10 == 0:
+            want = mxfp8.grouped_gemm(x, fw, ends, out=torch.full_like(out, torch.nan), overlap=False)
+            assert torch.equal(out.nan_to_num(7.0), want.nan_to_num(7.0)) and out[: 8 * (step % 7)].isfinite().all()
+
+
+@pytest.mark.gpu
 def test_traces_under_torch_compile(cuda_kernels):
     x, w, ends = operands([16] * 4, 64, 256, 256, GPU)
     fw = folded_weight(w)
