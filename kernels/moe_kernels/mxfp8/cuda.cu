@@ -1,228 +1,28 @@
 // MXFP8 kernels for sm_90a: row quantise / fold, and the grouped GEMM out[m, n] = 2^(ea[m] + ew[e, n] - 254) * sum_k a[m, k] w[e, n, k]
 // on folded operands (one power-of-two scale per row). Group ends are int32 on the device; one launch walks them.
-//   mx_rows   one warp per row: bf16 -> canonical MX | folded MX | row-scaled, and canonical MX -> folded
+//   mx_rows   (rows.cuh) one warp per row: bf16 -> canonical MX | folded MX | row-scaled, and canonical MX -> folded
 //   mx_small  weights are the 64-row MMA operand, tokens its NT columns; tokens are folded or quantised in the prologue,
 //             while the weight pipeline is already filling
 //   mx_big    persistent, 128 x BN tiles, one producer warp and two consumer warpgroups
 // Programmatic launch: every kernel waits for the grid before it, only then reads device memory and releases the next one. A
 // predecessor that never releases lets this grid start when its blocks have ended, which is before its writes are visible.
+// The one exception is mx_big behind mx_rows, see BigArgs::early.
 #include <cuda.h>
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
+#include "launch.cuh"
+#include "ptx.cuh"
+#include "rows.cuh"
 #include "wgmma_e4m3.cuh"
 
 namespace {
 
 constexpr int kChunk = 128;  // bytes of K in one stage: one row of the 128-byte swizzle
 constexpr int kMaxExperts = 256;
-constexpr int kMaxDevices = 32;
-constexpr int kSpreadLimit = 8;
-
-// ---------------------------------------------------------------- PTX
-__device__ __forceinline__ uint32_t smem_addr(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
-__device__ __forceinline__ void bar_init(uint32_t bar, int count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
-}
-__device__ __forceinline__ void bar_expect(uint32_t bar, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void bar_arrive(uint32_t bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-__device__ __forceinline__ void bar_wait(uint32_t bar, int parity) {
-    asm volatile(
-        "{\n.reg .pred p;\nW: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra D;\nbra W;\nD:\n}" ::"r"(bar), "r"(parity)
-        : "memory");
-}
-__device__ __forceinline__ void tma_load(uint32_t dst, const CUtensorMap* map, int x, int y, uint32_t bar) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(dst), "l"(map),
-        "r"(x), "r"(y), "r"(bar) : "memory");
-}
-__device__ __forceinline__ void tma_load(uint32_t dst, const CUtensorMap* map, int x, int y, uint32_t bar, uint64_t policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst),
-        "l"(map), "r"(x), "r"(y), "r"(bar), "l"(policy) : "memory");
-}
-// Data read once leaves the L2 first: the stream of weights then replaces itself instead of what others left there.
-__device__ __forceinline__ uint64_t evict_first() {
-    uint64_t policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int LEFT>
-__device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
-template <int R>
-__device__ __forceinline__ void pin(float (&d)[R]) {
-#pragma unroll
-    for (int i = 0; i < R; ++i) asm volatile("" : "+f"(d[i])::"memory");
-}
-__device__ __forceinline__ void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-__device__ __forceinline__ void fence_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-__device__ __forceinline__ void wait_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void release_next_grid() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-// K-major operand, 128-byte swizzle: 8-row groups are 1024 bytes apart.
-__device__ __forceinline__ uint64_t descriptor(uint32_t addr) {
-    return static_cast<uint64_t>((addr & 0x3FFFF) >> 4) | (uint64_t{1} << 16) | (uint64_t{64} << 32) | (uint64_t{1} << 62);
-}
-
-// ---------------------------------------------------------------- E8M0
-__device__ __forceinline__ float scale_value(int byte) {
-    return __int_as_float(byte == 255 ? 0x7FFFFFFF : byte == 0 ? 0x00400000 : byte << 23);
-}
-__device__ __forceinline__ float inverse_scale(int byte) { return __int_as_float(byte >= 254 ? 0x00400000 : (254 - byte) << 23); }
-
-template <bool RCEIL>
-__device__ __forceinline__ int block_exponent(uint32_t amax_bf16_bits) {
-    const int e = static_cast<int>(amax_bf16_bits >> 7);
-    if (e == 255) return 255;
-    return max(e - 8 + (RCEIL && (amax_bf16_bits & 127) > 96), 0);
-}
-
-__device__ __forceinline__ uint32_t amax_pair(uint32_t a, uint32_t b) { return __vmaxu2(a & 0x7FFF7FFFu, b & 0x7FFF7FFFu); }
-
-__device__ __forceinline__ uint32_t to_e4m3x2(float lo, float hi) {
-    return __nv_cvt_float2_to_fp8x2(make_float2(lo, hi), __NV_SATFINITE, __NV_E4M3);
-}
-__device__ __forceinline__ uint32_t shift_e4m3x2(uint32_t pair, __half2 factor) {
-    const __half2_raw h = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(pair), __NV_E4M3);
-    const __half2 r = __hmul2(__half2(h), factor);
-    return __nv_cvt_halfraw2_to_fp8x2(static_cast<__half2_raw>(r), __NV_SATFINITE, __NV_E4M3);
-}
-// 2^-d; d > 24 gives 0, and every e4m3 value shifted by 19 or more rounds to zero anyway.
-__device__ __forceinline__ __half2 half_shift(int d) {
-    const uint16_t bits = d <= 14 ? static_cast<uint16_t>((15 - d) << 10) : d <= 24 ? static_cast<uint16_t>(1 << (24 - d)) : 0;
-    return __half2half2(__ushort_as_half(bits));
-}
-__device__ __forceinline__ uint2 shift8(uint2 p, int d) {
-    if (d == 0) return p;
-    const __half2 f = half_shift(d);
-    uint2 r;
-    r.x = shift_e4m3x2(p.x & 0xFFFF, f) | (shift_e4m3x2(p.x >> 16, f) << 16);
-    r.y = shift_e4m3x2(p.y & 0xFFFF, f) | (shift_e4m3x2(p.y >> 16, f) << 16);
-    return r;
-}
-__device__ __forceinline__ uint2 quantise8(uint4 v, int byte) {
-    if (byte == 255) return make_uint2(0x7F7F7F7Fu, 0x7F7F7F7Fu);
-    const float inv = inverse_scale(byte);
-    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
-    uint32_t o[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) o[i] = to_e4m3x2(__uint_as_float(w[i] << 16) * inv, __uint_as_float(w[i] & 0xFFFF0000u) * inv);
-    return make_uint2(o[0] | (o[1] << 16), o[2] | (o[3] << 16));
-}
-
-enum Source { kMx = 0, kBf16Floor = 1, kBf16Rceil = 2 };
-enum Target { kCanonical = 0, kFolded = 1, kRowScaled = 2 };
-
-// One warp turns one row into E4M3. Each lane holds 8 elements of every 256, so four neighbours share a block of 32.
-// put(k, bytes) stores 8 elements, put_scale(block, byte) a block scale. Returns the row exponent; spread is the distance
-// between the largest and the smallest exponent of blocks that are not zero.
-template <int SRC, int TGT, class Put, class PutScale>
-__device__ __forceinline__ int convert_row(const void* row, const uint8_t* scales, int K, int lane, Put put, PutScale put_scale, int& spread) {
-    constexpr int IT = 8;
-    constexpr int SPAN = IT * 256;
-    using Raw = typename std::conditional<SRC == kMx, uint2, uint4>::type;
-    Raw v[IT];
-    int eb[IT];
-    int hi = 0, lo = 255;
-    const auto load = [&](int base) {
-#pragma unroll
-        for (int i = 0; i < IT; ++i) {
-            const int k = base + i * 256 + lane * 8;
-            if (k < K) {
-                v[i] = *reinterpret_cast<const Raw*>(static_cast<const char*>(row) + static_cast<int64_t>(k) * (SRC == kMx ? 1 : 2));
-                if constexpr (SRC == kMx) eb[i] = scales[k / 32];
-            } else {
-                v[i] = Raw{};
-                eb[i] = 0;
-            }
-        }
-    };
-    const auto exponents = [&]() {
-#pragma unroll
-        for (int i = 0; i < IT; ++i) {
-            bool zero;
-            if constexpr (SRC == kMx) {
-                zero = ((v[i].x | v[i].y) & 0x7F7F7F7Fu) == 0;
-                zero = __all_sync(0xFu << (lane & 28), zero);
-            } else {
-                uint32_t m = __vmaxu2(amax_pair(v[i].x, v[i].y), amax_pair(v[i].z, v[i].w));
-                m = __vmaxu2(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
-                m = __vmaxu2(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
-                const uint32_t amax = max(m & 0xFFFFu, m >> 16);
-                zero = amax == 0;
-                eb[i] = block_exponent<SRC == kBf16Rceil>(amax);
-            }
-            hi = max(hi, zero && eb[i] != 255 ? 0 : eb[i]);
-            if (!zero) lo = min(lo, eb[i]);
-        }
-    };
-    for (int base = 0; base < K; base += SPAN) {
-        load(base);
-        exponents();
-    }
-#pragma unroll
-    for (int s = 16; s; s >>= 1) {
-        hi = max(hi, __shfl_xor_sync(0xFFFFFFFFu, hi, s));
-        lo = min(lo, __shfl_xor_sync(0xFFFFFFFFu, lo, s));
-    }
-    spread = max(hi - lo, 0);
-    for (int base = 0; base < K; base += SPAN) {
-        if (K > SPAN) {
-            load(base);
-            int keep_hi = hi, keep_lo = lo;
-            exponents();
-            hi = keep_hi, lo = keep_lo;
-        }
-#pragma unroll
-        for (int i = 0; i < IT; ++i) {
-            const int k = base + i * 256 + lane * 8;
-            if (k >= K) continue;
-            uint2 out;
-            if constexpr (SRC == kMx) {
-                out = eb[i] == 255 ? make_uint2(0x7F7F7F7Fu, 0x7F7F7F7Fu) : shift8(v[i], max(hi - eb[i], 0));
-            } else if constexpr (TGT == kRowScaled) {
-                out = quantise8(v[i], hi);
-            } else {
-                out = quantise8(v[i], eb[i]);
-                if constexpr (TGT == kFolded) out = shift8(out, eb[i] == 255 ? 0 : max(hi - eb[i], 0));
-            }
-            put(k, out);
-            if (TGT == kCanonical && (lane & 3) == 0) put_scale(k / 32, eb[i]);
-        }
-    }
-    return hi;
-}
-
-template <int SRC, int TGT>
-__global__ void __launch_bounds__(256) mx_rows(const void* x, const uint8_t* scales, uint8_t* out, uint8_t* out_scales, int* wide, int M, int K, int release) {
-    wait_previous_grid();
-    if (release) release_next_grid();
-    const int lane = threadIdx.x & 31;
-    for (int64_t row = blockIdx.x * 8 + (threadIdx.x >> 5); row < M; row += gridDim.x * 8) {
-        int spread;
-        uint8_t* dst = out + row * K;
-        const int hi = convert_row<SRC, TGT>(
-            static_cast<const char*>(x) + row * K * (SRC == kMx ? 1 : 2), scales + row * (K / 32), K, lane,
-            [&](int k, uint2 bytes) { *reinterpret_cast<uint2*>(dst + k) = bytes; },
-            [&](int block, int byte) { out_scales[row * (K / 32) + block] = static_cast<uint8_t>(byte); }, spread);
-        if (lane == 0) {
-            if (TGT != kCanonical) out_scales[row] = static_cast<uint8_t>(hi);
-            if (wide != nullptr && spread > kSpreadLimit) atomicAdd(wide, 1);
-        }
-    }
-}
 
 // ---------------------------------------------------------------- schedule
 // Row starts and cumulative work units of every expert, from int32 group ends on the device; ends are clamped to M.
@@ -577,101 +377,11 @@ __global__ void __launch_bounds__(384, 1) mx_big(const __grid_constant__ CUtenso
 }
 
 // ---------------------------------------------------------------- host
-using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
-                            const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-Encode encoder() {
-    static Encode fn = [] {
-        void* p = nullptr;
-        cudaDriverEntryPointQueryResult q;
-        return cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault, &q) == cudaSuccess ? reinterpret_cast<Encode>(p)
-                                                                                                                           : nullptr;
-    }();
-    return fn;
-}
-
-int make_map(CUtensorMap* map, const void* ptr, int64_t rows, int K, int box_rows) {
-    const cuuint64_t dims[2] = {static_cast<cuuint64_t>(K), static_cast<cuuint64_t>(rows)}, strides[1] = {static_cast<cuuint64_t>(K)};
-    const cuuint32_t box[2] = {kChunk, static_cast<cuuint32_t>(box_rows)}, one[2] = {1, 1};
-    if (encoder() == nullptr) return -1;
-    return encoder()(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(ptr), dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                     CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-}
-
-int sm_count() {
-    static int n = [] {
-        int dev = 0, v = 0;
-        cudaGetDevice(&dev);
-        cudaDeviceGetAttribute(&v, cudaDevAttrMultiProcessorCount, dev);
-        return v;
-    }();
-    return n;
-}
-
-// A launch with its arguments, ready to be submitted again and again.
-struct Launch {
-    const void* kernel;
-    cudaLaunchConfig_t config;
-    bool overlap;
-    alignas(64) unsigned char storage[640];
-    int offset[12];
-    int count, used;
-
-    int submit(void* stream) const {
-        cudaLaunchAttribute attribute[1];
-        attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attribute[0].val.programmaticStreamSerializationAllowed = 1;
-        cudaLaunchConfig_t c = config;
-        c.stream = static_cast<cudaStream_t>(stream), c.attrs = attribute, c.numAttrs = overlap;
-        void* args[12];
-        for (int i = 0; i < count; ++i) args[i] = const_cast<unsigned char*>(storage) + offset[i];
-        return cudaLaunchKernelExC(&c, kernel, args);
-    }
-    template <class T>
-    void add(const T& value) {
-        static_assert(std::is_trivially_copyable<T>::value, "arguments are kept as bytes");
-        used = (used + static_cast<int>(alignof(T)) - 1) / static_cast<int>(alignof(T)) * static_cast<int>(alignof(T));
-        std::memcpy(storage + used, &value, sizeof(T));
-        offset[count++] = used;
-        used += sizeof(T);
-    }
-};
-
-struct Plan {
-    Launch launches[2];
-    int count;
-};
-
-// Submits at once, or keeps the launch in `plan` where one is given.
-template <class... P, class... A>
-int launch(void (*kernel)(P...), int grid, int block, int smem, bool overlap, void* stream, Plan* plan, A... args) {
-    static_assert((sizeof(P) + ... + 0) + 64 * 3 <= sizeof(Launch::storage) && sizeof...(P) <= 12, "arguments outgrow the storage");
-    Launch one{};
-    one.kernel = reinterpret_cast<const void*>(kernel), one.overlap = overlap;
-    one.config.gridDim = dim3(grid), one.config.blockDim = dim3(block), one.config.dynamicSmemBytes = smem;
-    (one.add(static_cast<P>(args)), ...);
-    if (plan == nullptr) return one.submit(stream);
-    if (plan->count == 2) return -6;
-    plan->launches[plan->count++] = one;
-    return 0;
-}
-
-// Dynamic shared memory beyond 48 KB is granted per kernel and device.
-int grant(const void* kernel, int bytes, int (&granted)[kMaxDevices]) {
-    int device = 0;
-    if (int rc = cudaGetDevice(&device)) return rc;
-    if (device >= kMaxDevices) return -7;
-    if (granted[device] >= bytes) return 0;
-    const int rc = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (rc == 0) granted[device] = bytes;
-    return rc;
-}
-
 template <int NT, int SRC, bool FOLDED>
 int run_small(const void* w, SmallArgs a, int per_sm, bool overlap, void* stream, Plan* plan) {
     const auto kernel = mx_small<NT, SRC, FOLDED>;
     CUtensorMap map;
-    if (int rc = make_map(&map, w, static_cast<int64_t>(a.E) * a.N, a.K, 128)) return rc;
+    if (int rc = make_map(&map, w, static_cast<int64_t>(a.E) * a.N, a.K, kChunk, 128)) return rc;
     const int tokens = (a.K + kChunk - 1) / kChunk * NT * kChunk;
     const int room = 227 * 1024 / per_sm - 4096 - tokens;
     a.stages = room / (128 * kChunk);
@@ -687,8 +397,8 @@ template <int BN, int SUB, int PROMOTE, int STAGES>
 int run_big(const void* a, const void* w, const BigArgs& args, bool overlap, void* stream, Plan* plan) {
     const auto kernel = mx_big<BN, SUB, PROMOTE, STAGES>;
     CUtensorMap ma, mw;
-    if (int rc = make_map(&ma, a, args.M, args.K, 128)) return rc;
-    if (int rc = make_map(&mw, w, static_cast<int64_t>(args.E) * args.N, args.K, BN)) return rc;
+    if (int rc = make_map(&ma, a, args.M, args.K, kChunk, 128)) return rc;
+    if (int rc = make_map(&mw, w, static_cast<int64_t>(args.E) * args.N, args.K, kChunk, BN)) return rc;
     const int smem = STAGES * (128 + BN) * kChunk + 8 * 16 * (64 * 2 + 16);
     static int granted[kMaxDevices];
     if (int rc = grant(reinterpret_cast<const void*>(kernel), smem, granted)) return rc;

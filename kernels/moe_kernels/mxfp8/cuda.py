@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 _HERE = Path(__file__).parent
-_SOURCES = ("cuda.cu", "wgmma_e4m3.cuh")
+_SOURCES = ("cuda.cu", "launch.cuh", "ptx.cuh", "rows.cuh", "wgmma_e4m3.cuh")
 _FLAGS = (
     "-gencode=arch=compute_90a,code=sm_90a",
     "-shared",
