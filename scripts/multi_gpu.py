@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -37,6 +38,10 @@ def main() -> int:
     from workbench.experiment import load
     from workbench.record import Recorder
 
+    # A run that is stopped leaves there what its ranks had written; a finished one clears it away.
+    unfinished = a.out / "unfinished"
+    unfinished.mkdir(parents=True, exist_ok=True)
+    tempfile.tempdir = str(unfinished)
     for slug in a.only:
         began, experiment = time.monotonic(), load(slug)
         chosen = {"ranks": a.ranks} | ({"processes": a.processes} if slug == SLUGS[0] else {})

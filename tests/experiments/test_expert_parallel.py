@@ -62,6 +62,13 @@ def test_an_unknown_section_is_named(tmp_path):
         run(Options(out=str(tmp_path), sections=("speed",)), 2)
 
 
+def test_a_rank_that_takes_too_long_ends_and_says_where_it_is(tmp_path, capfd):
+    options = Options(out=str(tmp_path), sections=("parity",), backend="gloo", small=True, limit_s=0.2)
+    with pytest.raises(Exception, match="terminated with exit code 1"):
+        run(options, 2)
+    assert "Timeout (0:00:00.2" in capfd.readouterr().err
+
+
 def with_waits(rows: list[dict], rowwise: int = 0, synchronized: int = 1) -> list[dict]:
     out = []
     for row in rows:

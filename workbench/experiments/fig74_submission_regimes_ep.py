@@ -173,10 +173,11 @@ def beside_one_gpu(result: Result) -> pl.DataFrame:
                 if not found:
                     continue
                 median, least, greatest = one.step_spread(table, variant, length)
+                starts = len(part_rows(table, "step", variant, length))
                 c = found[0]
                 rows.append({
                     "length": length, "variant": variant, "where": where, "step (ms)": round(median, 1),
-                    "over starts": f"{least:.1f} to {greatest:.1f}",
+                    "over starts": f"{least:.1f} to {greatest:.1f} ({starts})" if starts > 1 else "one start",
                     "forward idle": f"{c['forward_idle_us'] / c['forward_us']:.2%}",
                     "idle, both passes": f"{c['device_idle_us'] / c['device_us']:.2%}",
                     "blocks not begun when submitted": int(c["not_begun_at_submission"]),

@@ -158,7 +158,7 @@ def draw(result: Result) -> go.Figure:
     """Draw the block's time over tokens on its slowest rank, and the rate of the bytes that cross to a peer."""
     import polars as pl
 
-    from workbench.plotting import SERIES, figure
+    from workbench.plotting import INK, SERIES, figure
 
     ranks = int(result.table["ranks"].max())  # type: ignore[arg-type]
     fig = figure(
@@ -192,7 +192,7 @@ def draw(result: Result) -> go.Figure:
     )  # fmt: skip
     limit = nvlink_GBps(result)
     if limit:
-        fig.add_vline(x=limit, line={"dash": "dot"}, annotation_text=f"NVLink {limit:.0f}", row=1, col=2)  # type: ignore[arg-type]
+        fig.add_vline(x=limit, line={"dash": "dot", "color": INK}, annotation_text=f"NVLink {limit:.0f}", row=1, col=2)  # type: ignore[arg-type]
     fig.update_xaxes(title="GB/s, slowest rank", rangemode="tozero", col=2)
     # Above the panels, where the template puts it, the legend would cover their titles.
     fig.update_layout(legend={"orientation": "h", "x": 0, "y": -0.3, "yanchor": "top"}, margin={"b": 110})

@@ -6,6 +6,7 @@ Standard library, NumPy and torch only.
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import json
 import os
@@ -42,6 +43,7 @@ class Options:
         critical_tokens: tokens per rank of the layer whose submission and device times meet.
         repeats: timed calls: interleaved visits of each variant, or of each region over all rounds.
         visits: timed steps of each variant in each process start.
+        limit_s: longest process start; a rank that takes longer prints where each of its threads is, and ends.
     """
 
     out: str
@@ -55,6 +57,7 @@ class Options:
     critical_tokens: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     repeats: int = 10
     visits: int = 2
+    limit_s: float = 180.0
 
 
 @dataclass
@@ -377,6 +380,8 @@ def run_rank(rank: int, ranks: int, init: str, options: Options, restart: int) -
     import torch.distributed as dist
     from moe_kernels.transport import NvshmemTransport, SharedMemoryTransport
 
+    # Ranks that wait for each other for ever would otherwise say nothing until somebody ends them.
+    faulthandler.dump_traceback_later(options.limit_s, exit=True)
     started = time.perf_counter()
     method = f"file://{init}"
     if options.backend == "nccl":
@@ -409,6 +414,7 @@ def run_rank(rank: int, ranks: int, init: str, options: Options, restart: int) -
     transport.close()
     dist.barrier()
     dist.destroy_process_group()
+    faulthandler.cancel_dump_traceback_later()
 
 
 def _write(r: Rank) -> None:
