@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from kineto_files import kernel, launch, write
+from kineto_files import event, kernel, launch, write
 from test_analysis import stacked
 
 import workbench
-from workbench.experiments._traces import MAX_BOXES, longest_idle, trace_figure, trace_rows, view_arguments
+from workbench.experiments._traces import MAX_BOXES, longest_idle, opened, trace_figure, trace_rows, view_arguments
 from workbench.traces import TraceError, read
 from workbench.traces.idle import Analysis
 from workbench.widgets.file_drop import MAX_BYTES, FileDrop
@@ -92,6 +92,18 @@ def test_panel_answers_and_says_what_is_wrong(tmp_path):
     panel.save_as.value = str(tmp_path / "absent" / "out.json")
     panel._save()
     assert "not saved" in panel.message.value
+
+
+@pytest.mark.parametrize("events", [[event("cpu_op", "aten::mm", 0, 5 * K)], []])
+def test_a_trace_without_device_work_is_shown_and_said(tmp_path, events):
+    path = write(tmp_path, events, "host.json")
+    panel = TracePanel()
+    panel.open(path)
+    assert panel.message.value == "host.json: cannot tell" and "no device operations in this trace" in panel.text.value
+    result = workbench.load("your_trace").run(trace=str(path))
+    result.figure()
+    assert view_arguments(*opened(result))["lanes"] == ["no device work"]
+    assert [c.value for c in result.checks] == ["no device operations", "cannot tell"]
 
 
 def test_panel_takes_a_dropped_file(tmp_path):
