@@ -260,3 +260,59 @@ def test_both_paths_stand_beside_one_gpu(regimes):
         "one GPU was not captured at this length"
     )
     assert table.filter(polars.col("variant") == "rowwise")["forward idle"].to_list() == ["0.00%", "13.33%"]
+
+
+def test_a_crossover_beyond_the_sizes_decides_no_claim(rows):
+    dear = []
+    for row in rows:
+        if row["section"] == "critical":
+            row = row | {"submit_us": json.dumps([1e6] * 3), "device_us": json.dumps([float(row["tokens"])] * 3),
+                         "rounds": 3, "idle_share": 0.5, "wall_us_p50": 1e6}  # fmt: skip
+        dear.append(row)
+    undecided = [c for c in critical(dear).checks if "moves the crossover right" in c.claim or "beyond" in c.claim]
+    assert len(undecided) == 6 and {c.holds for c in undecided} == {None}
+
+
+SLUGS = ("fig74_submission_regimes_ep", "fig32_critical_microbatch_ep", "op_expert_parallel")
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Result]:
+    return {slug: load(slug).run("recorded") for slug in SLUGS}
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_recorded_claims_hold_or_are_known(recorded, slug):
+    checks = recorded[slug].checks
+    assert len(checks) >= 5 and [c.claim for c in checks if c.fails] == []
+
+
+def test_the_pinned_ranks_traces_say_what_the_table_says(recorded):
+    kept = recorded["fig74_submission_regimes_ep"]
+    for variant in ("synchronized", "rowwise"):
+        paths = [kept.recording.file(trace_name(variant, 8192, rank)) for rank in (0, 1)]
+        again = [r["skew_us"] for r in skew_rows(paths, "microbatch 1") if r["part"] == "collective"]
+        chosen = (polars.col("part") == "collective") & (polars.col("variant") == variant)
+        assert again == kept.table.filter(chosen & (polars.col("length") == 8192))["skew_us"].to_list()
+        assert len(again) == 35, "five for each of seven routed blocks, forward and backward"
+
+
+def test_a_recording_of_one_start_says_so(recorded):
+    kept = recorded["fig74_submission_regimes_ep"]
+    assert "written afterwards" in kept.badge and kept.recording.record["protocol"]["restarts"] == 1
+    assert any("in the one process start there is" in c.claim for c in kept.checks)
+    assert set(regimes_ep.beside_one_gpu(kept).filter(polars.col("where") != "one GPU (recorded)")["over starts"]) == {
+        "one start"
+    }
+
+
+def test_crossing_rates_of_the_recording_stay_below_the_links(recorded):
+    from workbench.experiments.op_expert_parallel import nvlink_GBps
+
+    kept = recorded["op_expert_parallel"]
+    moved = kept.table.filter(polars.col("section") == "bandwidth")
+    limit = nvlink_GBps(kept)
+    assert limit == pytest.approx(18 * 26.562)
+    # A backward combine reads and writes: its bytes go both ways.
+    one_way = moved.filter(polars.col("call") != "combine, backward")["remote_GBps"]
+    assert one_way.max() < limit and moved["remote_GBps"].max() < 2 * limit
