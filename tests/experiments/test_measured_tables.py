@@ -127,6 +127,15 @@ def test_the_branch_must_start_at_the_checkpoint_and_part():
     assert check(worse, "the smaller coefficient costs no").fails
 
 
+def test_the_longer_tiny_branch_shows_what_the_known_disagreement_says():
+    from workbench.record import data_root
+
+    table = data_root() / "recorded" / "fig45_lbl_branch" / "2026-11-29_cpu_14cd643" / "table.csv"
+    longer = load("fig45_lbl_branch").run(archive=str(table))
+    assert check(longer, "the load-balancing loss itself settles higher").holds
+    assert check(longer, "with a smaller coefficient the most loaded").holds
+
+
 def test_a_branch_that_decides_nothing_neither_holds_nor_fails():
     result = load("fig45_lbl_branch").run("recorded")
     noise = pl.col("step").hash(7) % 1000 / 250 - 1.9  # median just above 0, far wider than it
