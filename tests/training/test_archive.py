@@ -276,6 +276,28 @@ def test_commands(tmp_path):
         assert failed.exit_code == 2 and said in failed.output
 
 
+def test_infinite_and_absent_values_come_out_as_json(tmp_path):
+    from workbench.cli import app
+
+    write(tmp_path, "s.csv", {"step": [1, 2, 3], "ce": [float("inf")] * 3, "lr": [1.0, None, None]})
+    asked = [
+        "history",
+        "window",
+        str(tmp_path / "s.csv"),
+        "-m",
+        "ce",
+        "-m",
+        "lr",
+        "--first",
+        "2",
+        "--last",
+        "3",
+        "--json",
+    ]
+    ce, lr = json.loads(CliRunner().invoke(app, asked).output)
+    assert (ce["median"], ce["rows"], lr["median"], lr["rows"]) == (None, 2, None, 0)
+
+
 def test_the_plan_of_another_exponent_follows_the_batch():
     from workbench.experiments.fig66_batch_warmup import planned
 
@@ -289,3 +311,64 @@ def test_rates_are_tokens_between_reads():
 
     table = pl.DataFrame({"step": [1, 2, 3], "tokens": [10, 20, 40], "batch": [1, 1, 2], "seconds": [2.0, 2.0, 2.5]})
     assert rates(table)["tokens_per_s"].to_list() == [10.0, 40.0]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_brackets_and_stars_in_a_name_are_no_pattern(tmp_path, suffix):
+    write(tmp_path, f"x[1]{suffix}", {"step": [1], "loss": [1.0]})
+    write(tmp_path, f"run*{suffix}", {"step": [2], "loss": [2.0]})
+    write(tmp_path, f"run1{suffix}", {"step": [3], "loss": [3.0]})
+    assert rows(read_archive(tmp_path / f"x[1]{suffix}")[0]) == [{"step": 1, "loss": 1.0}]
+    assert rows(read_archive(tmp_path / f"run*{suffix}")[0]) == [{"step": 2, "loss": 2.0}]
+
+
+def test_json_lines_as_python_and_a_killed_run_leave_them(tmp_path):
+    text = '{"step": 1, "loss": NaN, "n": 1}\n{"step": 2, "loss": Infinity, "n": "x"}\n[1]\n{"step": 3, "loss": 2, "n": true}\n{"step": 4, "lo'
+    (tmp_path / "a.jsonl").write_text(text)
+    (run,) = read_archive(tmp_path / "a.jsonl")
+    table, _ = run.stitched()
+    assert table["step"].to_list() == [1, 2, 3]
+    assert table["loss"].is_nan().to_list() == [True, False, False] and table["loss"].to_list()[1:] == [
+        float("inf"),
+        2.0,
+    ]
+    assert run.notes[0] == "a: skipped 2 lines that are no JSON object"
+    (tmp_path / "a.jsonl").write_text("[" * 100_000 + "\n7\n")
+    with pytest.raises(ValueError, match="expected a JSON object a line, got none in 2 lines"):
+        read_archive(tmp_path / "a.jsonl")
+    (tmp_path / "a.jsonl").write_text(f'{{"step": 1, "loss": 1.5}}\n{{"step": {2**70}, "loss": {10**400}}}\n')
+    assert rows(read_archive(tmp_path / "a.jsonl")[0]) == [{"step": 1, "loss": 1.5}]
+
+
+def test_categories_are_words_and_times_are_no_numbers(tmp_path):
+    import datetime
+
+    when = [datetime.datetime(2020, 1, i) for i in (1, 2, 3)]
+    table = pl.DataFrame(
+        {"run": ["b", "a", "b"], "step": [1, 1, 2], "loss": [1.0, 5.0, 2.0], "at": when, "raw": [b"1"] * 3}
+    )
+    for kind in (pl.Categorical, pl.Enum(["a", "b"])):
+        table.with_columns(pl.col("run").cast(kind), pl.col("run").cast(kind).alias("kind")).write_parquet(
+            tmp_path / "t.parquet"
+        )
+        found = read_archive(tmp_path / "t.parquet")
+        assert [(r.name, rows(r)) for r in found] == [
+            ("a", [{"step": 1, "loss": 5.0}]),
+            ("b", [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}]),
+        ]
+        assert "left out 3 columns without numbers: at, raw, kind" in found[0].notes[0]
+    table.with_columns(step=pl.col("at")).write_parquet(tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match="expected integer steps in 'step', got Datetime"):
+        read_archive(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize("name", ["step.csv", "x-tag-step.csv"])
+def test_a_scalar_called_step_keeps_its_step(tmp_path, name):
+    (tmp_path / name).write_text("Wall time,Step,Value\n1.0,3,7.0\n")
+    assert rows(read_archive(tmp_path / name)[0]) == [{"step": 3, "metric_step": 7.0}]
+
+
+def test_a_panel_of_bands_alone_is_refused(tmp_path):
+    (tmp_path / "p.csv").write_text("Step,a - ce__MIN,a - ce__MAX\n1,2,3\n")
+    with pytest.raises(ValueError, match="history 'p': expected a metric's own column"):
+        read_archive(tmp_path / "p.csv")

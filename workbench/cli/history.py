@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -81,8 +82,9 @@ def window(
                 _fail(f"run {run.name!r}: {error}")
             rows.append({"run": run.name, "seed": run.seed, "metric": name, "first": first, "last": last} | found)
     if as_json:
-        empty = [{k: None if v != v else v for k, v in r.items()} for r in rows]
-        print(json.dumps(empty, indent=1, allow_nan=False))
+        # JSON has neither NaN (no value) nor infinity (a loss that diverged).
+        finite = [{k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in r.items()} for r in rows]
+        print(json.dumps(finite, indent=1, allow_nan=False))
         return
     for r in rows:
         where = f"{_plain(r['run']) or archive.name}, seed {r['seed']}, {_plain(r['metric'])}"
@@ -94,9 +96,10 @@ def _read(archive: Path, step: str | None, order: str) -> list[Run]:
     from workbench.training.archive import read_archive
 
     try:
-        return read_archive(archive, step=step, order=order)  # type: ignore[arg-type]
+        runs = read_archive(archive, step=step, order=order)  # type: ignore[arg-type]
     except (ValueError, OSError) as error:
         _fail(str(error))
+    return runs or _fail(f"{archive.name}: expected a run with metrics, found none")
 
 
 def _write(table: Any, out: Path) -> None:
