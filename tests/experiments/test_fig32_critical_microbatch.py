@@ -294,7 +294,7 @@ def test_a_real_product_crosses_between_a_tiny_and_a_large_size():
     ]
 
 
-@pytest.mark.parametrize("sizes", [[256], [512, 256], [256, 256], [0, 4], [1.5, 3], [True, 2]])
+@pytest.mark.parametrize("sizes", [[256], [512, 256], [256, 256], [0, 4], [1.5, 3], [True, 2], 512, None])
 def test_sizes_that_cannot_be_swept_are_refused(monkeypatch, sizes):
     with pytest.raises(ValueError, match="ascending, got"):
         workbench.critical_microbatch(Device(monkeypatch).prepare, sizes)
@@ -305,10 +305,14 @@ def test_your_layer_needs_a_gpu_enough_repeats_and_a_callable(monkeypatch):
         with pytest.raises(RuntimeError, match="critical_microbatch needs a CUDA GPU"):
             workbench.critical_microbatch(lambda n: lambda: None, [1, 2])
     device = Device(monkeypatch)
-    with pytest.raises(ValueError, match="at least 6, got 2"):
-        workbench.critical_microbatch(device.prepare, [1, 2], repeats=2)
+    for repeats in (2, 7.5, "12"):
+        with pytest.raises(ValueError, match=f"at least 6, got {repeats!r}"):
+            workbench.critical_microbatch(device.prepare, [1, 2], repeats=repeats)
     with pytest.raises(TypeError, match=r"your layer at size 1: .* got int"):
         workbench.critical_microbatch(lambda n: n, [1, 2])
+    for prepare, got in ((None, "NoneType for 'your layer'"), ({}, "{}"), ({"a": 5}, "int for 'a'"), ({1: print}, "1")):
+        with pytest.raises(TypeError, match=f"prepare: expected a function of the size, .* got .*{got}"):
+            workbench.critical_microbatch(prepare, [1, 2])
 
 
 @pytest.mark.skipif(fig32.EXPERIMENT.recording is None, reason="no recording is pinned yet")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -326,18 +326,23 @@ def critical_microbatch(
         A live `Result`: `.figure()`, `.checks`, `.table`, and the sliders of `workbench.widgets.explore`.
     Raises:
         ValueError: sizes or repeats.
-        TypeError: `prepare` does not return a callable.
+        TypeError: `prepare` is no function, or returns no callable.
         RuntimeError: no GPU.
 
     Source: report, Section 8.3, Equation 12.
     """
     from workbench.measure.capture import require_gpu
 
-    asked = list(sizes)
+    asked = list(sizes) if isinstance(sizes, Iterable) else [sizes]
     if len(asked) < 2 or any(type(n) is not int or n < 1 for n in asked) or sorted(set(asked)) != asked:
         raise ValueError(f"sizes: expected at least two whole numbers from 1, ascending, got {asked}")
-    if repeats < 2 * ROUNDS:
-        raise ValueError(f"repeats: expected at least {2 * ROUNDS}, got {repeats}")
+    if type(repeats) is not int or repeats < 2 * ROUNDS:
+        raise ValueError(f"repeats: expected a whole number of at least {2 * ROUNDS}, got {repeats!r}")
+    named = dict(prepare) if isinstance(prepare, Mapping) else {"your layer": prepare}
+    wrong = [f"{type(make).__name__} for {name!r}" for name, make in named.items() if not callable(make)]
+    if wrong or not named or not all(isinstance(name, str) for name in named):
+        raise TypeError("prepare: expected a function of the size, or a mapping of names to such functions, got "
+                        + (", ".join(wrong) or f"{prepare!r}"))  # fmt: skip
     require_gpu("critical_microbatch")
     import torch
 
@@ -347,7 +352,6 @@ def critical_microbatch(
     from workbench.measure.timing import capture
     from workbench.record import Recorder
 
-    named = dict(prepare) if isinstance(prepare, Mapping) else {"your layer": prepare}
     sweep = Sweep(spin_cycles_per_us())
     for turn in range(ROUNDS):
         for size in asked:
