@@ -135,3 +135,25 @@ def test_pieces_that_do_not_fit_are_refused_and_the_next_file_is_taken(monkeypat
     drop._received(drop, {"at": 0, "size": 3, "name": "good"}, [b"abc"])
     assert [bool(t["error"]) for t in told] == [True, True, True, False] and seen == ["good"]
     assert "do not follow" in told[0]["error"] and "expected at most" in told[2]["error"]
+
+
+def test_two_files_dropped_at_once_are_never_mixed(monkeypatch):
+    seen, told = [], []
+    drop = FileDrop(lambda path, name: seen.append((name, path.read_bytes())))
+    monkeypatch.setattr(drop, "send", told.append)
+    for at, name, piece in ((0, "a", b"abc"), (0, "b", b"xyz"), (3, "a", b"def"), (3, "b", b"uvw")):
+        drop._received(drop, {"at": at, "size": 6, "name": name}, [piece])
+    assert seen == [] and "two files at once" in told[2]["error"] and "do not follow" in told[3]["error"]
+
+
+def test_a_failing_reader_still_answers_the_page(monkeypatch):
+    told = []
+
+    def reader(path, name):
+        raise RecursionError("too deep")
+
+    drop = FileDrop(reader)
+    monkeypatch.setattr(drop, "send", told.append)
+    with pytest.raises(RecursionError):
+        drop._received(drop, {"at": 0, "size": 1, "name": "a"}, [b"a"])
+    assert told == [{"error": "too deep"}]

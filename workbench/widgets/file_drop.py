@@ -33,14 +33,17 @@ class FileDrop(anywidget.AnyWidget):
         self._on_file = on_file
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._got = 0
+        self._file: tuple[str, int] | None = None
         self.on_msg(self._received)
 
     def _received(self, _: Any, content: Any, buffers: Any) -> None:
         try:
             self.take(content, buffers)
-        except (ValueError, OSError) as error:
+        except Exception as error:  # without an answer the page would wait for ever
             self._close()
-            self.send({"error": str(error)})
+            self.send({"error": str(error) or type(error).__name__})
+            if not isinstance(error, (ValueError, OSError)):
+                raise
         else:
             self.send({"error": None})
 
@@ -48,7 +51,7 @@ class FileDrop(anywidget.AnyWidget):
         """Take the next piece of a file: ``at`` (its offset), ``size`` (of the file), ``name``, and one buffer.
 
         Raises:
-            ValueError: the pieces do not follow each other, or the file is larger than `MAX_BYTES`.
+            ValueError: the pieces do not follow each other or are of two files, or the file is larger than `MAX_BYTES`.
         """
         at, size, name = content["at"], content["size"], str(content["name"])
         piece = bytes(buffers[0])
@@ -56,7 +59,10 @@ class FileDrop(anywidget.AnyWidget):
             raise ValueError(f"expected at most {MAX_BYTES} bytes, got {size}; give its path instead")
         if at == 0:
             self._close()
-            self._folder = tempfile.TemporaryDirectory(prefix="dropped-")
+            self._folder, self._file = tempfile.TemporaryDirectory(prefix="dropped-"), (name, size)
+        # A widget may be shown twice, and take a drop in both places.
+        if self._folder is not None and (name, size) != self._file:
+            raise ValueError(f"two files at once: expected a piece of {self._file}, got one of {(name, size)}")
         if self._folder is None or at != self._got or at + len(piece) > size:
             raise ValueError(f"the pieces do not follow each other: {len(piece)} bytes at {at}, had {self._got}")
         suffix = Path(name).suffix
