@@ -46,6 +46,7 @@ def param(
     choices: Sequence[Any] | None = None,
     log: bool = False,
     analysis: bool = False,
+    path: bool = False,
 ) -> Any:
     """Declare one parameter of an experiment: its default (the report's value), meaning, unit and slider bounds.
 
@@ -59,6 +60,7 @@ def param(
         choices: allowed values, instead of bounds.
         log: the slider is logarithmic.
         analysis: it only changes how a table is analysed or drawn, so it may differ from a recording's.
+        path: text that names a file or folder; on the command line a relative one counts from the current folder.
     """
     metadata = {
         "doc": doc,
@@ -69,6 +71,7 @@ def param(
         "choices": choices,
         "log": log,
         "analysis": analysis,
+        "path": path,
     }
     return field(default=default, metadata=metadata)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from notebook_maker import make
 
 from workbench.experiment import Params, param
-from workbench.suite import Notebook, NotebookError, ParameterError
+from workbench.suite import Notebook, NotebookError, ParameterError, select
 from workbench.suite.parameters import (
     assign,
     check,
@@ -184,6 +184,19 @@ def test_parameter_that_no_notebook_has_is_an_error(own: list[Notebook]) -> None
         assign(own, {"source": "model"}, {}, None)
     with pytest.raises(ParameterError, match="expected one of auto, model"):
         assign(own, {}, {}, "moon")
+
+
+def test_path_counts_from_where_it_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (notebook,) = select(["fig66_batch_warmup"])
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert check(notebook, {"archive": "runs", "metrics": "ce=loss"}) == {
+        "archive": str(tmp_path / "runs"),
+        "metrics": ["ce=loss"],
+    }
+    assert check(notebook, {"archive": ""}) == {"archive": ""}
+    with pytest.raises(ParameterError, match="'archive': no file or folder 'run' in the current folder"):
+        check(notebook, {"archive": "run"})
 
 
 def test_parameters_cell_holds_assignments_only(tmp_path: Path) -> None:

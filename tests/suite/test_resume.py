@@ -53,9 +53,14 @@ def test_everything_that_a_run_depends_on_changes_the_fingerprint(
     for text in ("a", "b"):
         trace.write_text(text)
         seen.add(fingerprint.fingerprint(notebook, {"n": 1, "trace": str(trace)}))
+    archive = notebook.path.with_name("archive")
+    archive.mkdir()
+    for text in ("a", "bc"):
+        (archive / "segment.csv").write_text(text)
+        seen.add(fingerprint.fingerprint(notebook, {"n": 1, "archive": str(archive)}))
     notebook.path.write_text(notebook.path.read_text() + "\n")
     seen.add(fingerprint.fingerprint(notebook, {"n": 1}))
-    assert len(seen) == 9
+    assert len(seen) == 11
 
 
 def test_tree_hash_sees_names_and_contents(tmp_path: Path) -> None:

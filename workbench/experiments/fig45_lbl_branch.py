@@ -48,8 +48,12 @@ class BranchParams(Params):
     span: int = param(15, "steps of the running median that is drawn", min=1, max=501, step=2, analysis=True)
     early: float = param(0.115, "length of the early window, as a share of the branch", min=0.01, max=1, analysis=True)
     late: float = param(0.807, "start of the late window, as a share of the branch", min=0, max=0.99, analysis=True)
-    archive: str = param("", "file or folder of your own histories, original and branch; empty: ours", analysis=True)
-    archive_branch: str = param("", "file or folder of the branch, where `archive` is the original", analysis=True)
+    archive: str = param(
+        "", "file or folder of your own histories, original and branch; empty: ours", analysis=True, path=True
+    )
+    archive_branch: str = param(
+        "", "file or folder of the branch, where `archive` is the original", analysis=True, path=True
+    )
     metrics: tuple[str, ...] = param((), "names in your archive, as ours=theirs, e.g. ce=train/CE loss", analysis=True)
     window_steps: tuple[int, ...] = param(
         (), "first and last step of the early and of the late window; empty: see `windows`", min=0, analysis=True

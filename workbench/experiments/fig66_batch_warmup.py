@@ -42,7 +42,9 @@ class BatchWarmupParams(Params):
     planned_alpha: float = param(
         0.5, "learning-rate exponent of the dotted plan", min=0, max=1.5, step=0.05, analysis=True
     )
-    archive: str = param("", "file or folder of your own histories, one file a segment; empty: ours", analysis=True)
+    archive: str = param(
+        "", "file or folder of your own histories, one file a segment; empty: ours", analysis=True, path=True
+    )
     metrics: tuple[str, ...] = param((), "names in your archive, as ours=theirs, e.g. ce=train/CE loss", analysis=True)
 
 

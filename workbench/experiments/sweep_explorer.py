@@ -22,7 +22,9 @@ CAPACITY_FACTOR = 1.25
 class SweepExplorerParams(Params):
     """Which sweep, and what is drawn."""
 
-    folder: str = param("", "folder that workbench sweep wrote; empty: a small example, computed here", analysis=True)
+    folder: str = param(
+        "", "folder that workbench sweep wrote; empty: a small example, computed here", analysis=True, path=True
+    )
     x: str = param("", "column along the axis; empty: the first swept parameter", analysis=True)
     y: str = param("", "numeric column that is drawn; empty: the first", analysis=True)
     colour: str = param("", "column that tells lines apart; empty: the second swept parameter", analysis=True)

@@ -19,7 +19,9 @@ FILE = "loop_with_stacks.json.gz"
 class YourTraceParams(Params):
     """Without a path: a recording of ours, a loop of eight short blocks with one `.item()` each, with Python stacks."""
 
-    trace: str = param("", "a Kineto trace (.json, .json.gz) or an nsys .sqlite of your own; empty: the recording")
+    trace: str = param(
+        "", "a Kineto trace (.json, .json.gz) or an nsys .sqlite of your own; empty: the recording", path=True
+    )
     window: str = param("all", "all, steps, step:N, a range's name, or A:B (ns, or +1ms:+5ms)")
     idle_threshold_us: float = param(
         20.0, "longest tolerated submission-bound idle interval", unit="us", min=0.0, max=1e6

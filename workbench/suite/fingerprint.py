@@ -21,13 +21,16 @@ _SETTINGS = ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "WORKBENCH_DATA", "WORK
 def fingerprint(notebook: Notebook, params: Mapping[str, Any]) -> str:
     """Return the hash of everything that a run of `notebook` with `params` depends on.
 
-    A parameter that names an existing file counts with that file's content.
+    A parameter that names an existing file counts with that file's content; an absolute folder with the names, sizes
+    and times of what is below it.
     """
-    files = {
-        name: _file_hash(Path(value))
-        for name, value in params.items()
-        if isinstance(value, str) and 0 < len(value) < 1000 and _is_file(Path(value))
-    }
+    files = {}
+    for name, value in params.items():
+        if isinstance(value, str) and 0 < len(value) < 1000:
+            if _is_file(Path(value)):
+                files[name] = _file_hash(Path(value))
+            elif os.path.isabs(value) and os.path.isdir(value):
+                files[name] = _folder_marks(Path(value))
     parts = {
         "notebook": hashlib.sha256(notebook.path.read_bytes()).hexdigest(),
         "params": dict(params),
@@ -84,6 +87,11 @@ def _tree_hash(roots: list[Path], skip: tuple[str, ...] = ()) -> str:
             if not any(part in skip or part.startswith(".") for part in relative.parts):
                 digest.update(f"{root.name}/{relative}\0{_file_hash(path)}\n".encode())
     return digest.hexdigest()
+
+
+def _folder_marks(folder: Path) -> list[list[Any]]:
+    below = sorted(p for p in folder.rglob("*") if p.is_file())
+    return [[str(p.relative_to(folder)), (s := p.stat()).st_size, s.st_mtime_ns] for p in below]
 
 
 def _file_hash(path: Path) -> str:

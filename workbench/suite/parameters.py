@@ -105,6 +105,8 @@ def convert(cls: type[Params], given: Mapping[str, Any], *, base: Mapping[str, A
     typed: dict[str, Any] = {}
     for name, value in given.items():
         if name not in allowed:
+            if name == "source":
+                raise ParameterError("parameter 'source': use --source")
             raise ParameterError(_unknown(name, allowed, [describe_line(r) for r in describe(cls)]))
         try:
             typed[name] = parse_text(value, hints[name]) if isinstance(value, str) else value
@@ -239,10 +241,23 @@ def check(notebook: Notebook, given: Mapping[str, Any]) -> dict[str, Any]:
         fields = {f.name for f in dataclasses.fields(cls)}
         base = {d.name: d.default for d in declared.values() if d.literal and d.name in fields}
         values = convert(cls, {k: v for k, v in given.items() if k in fields}, base=base)
+        values |= {f.name: _found(f.name, values[f.name]) for f in dataclasses.fields(cls) if _is_path(f, values)}
     for name, value in given.items():
         if name not in fields:
             values[name] = _own_value(declared[name], value)
     return values
+
+
+def _is_path(field: dataclasses.Field, values: Mapping[str, Any]) -> bool:
+    return bool(field.metadata.get("path") and values.get(field.name))
+
+
+def _found(name: str, text: str) -> str:
+    """Return a path as an absolute one: the notebook runs in its own folder, not where the user typed the path."""
+    path = Path(text).expanduser()
+    if not path.is_absolute() and not path.exists():
+        raise ParameterError(f"parameter {name!r}: no file or folder {text!r} in the current folder, {Path.cwd()}")
+    return str(path.absolute())
 
 
 def _refuse_unrecorded(notebook: Notebook, params: Mapping[str, Any]) -> None:
