@@ -131,6 +131,10 @@ def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(ValueError, match="history 'bad': no step column"):
         read_archive(tmp_path)
     (tmp_path / "bad.csv").write_text("Wall time,Step\n1,2\n")
+    (tmp_path / "bad.csv").write_text("step,loss\n2020-01-01,2\n,3\n")
+    with pytest.raises(ValueError, match="history 'bad': expected integer steps in 'step', got 2 rows without any"):
+        read_archive(tmp_path)
+    (tmp_path / "bad.csv").write_text("Wall time,Step\n1,2\n")
     with pytest.raises(ValueError, match="expected columns Step and Value"):
         read_archive(tmp_path)
 
@@ -323,7 +327,8 @@ def test_brackets_and_stars_in_a_name_are_no_pattern(tmp_path, suffix):
 
 
 def test_json_lines_as_python_and_a_killed_run_leave_them(tmp_path):
-    text = '{"step": 1, "loss": NaN, "n": 1}\n{"step": 2, "loss": Infinity, "n": "x"}\n[1]\n{"step": 3, "loss": 2, "n": true}\n{"step": 4, "lo'
+    lines = ['{"step": 1, "loss": NaN, "n": 1}', '{"step": 2, "loss": Infinity, "n": "x"}', "[1]"]
+    text = "\n".join([*lines, '{"step": 3, "loss": 2, "n": true}', '{"step": 4, "lo'])
     (tmp_path / "a.jsonl").write_text(text)
     (run,) = read_archive(tmp_path / "a.jsonl")
     table, _ = run.stitched()

@@ -86,13 +86,14 @@ def read_archive(path: str | Path, *, step: str | None = None, order: Order = "n
     scalars: dict[tuple[str, str], dict[str, History]] = {}
     for file in sorted(files, key=lambda p: natural(p.relative_to(root).as_posix())):
         folder = file.parent.relative_to(root).as_posix().removeprefix(".")
-        raw = read_table(file)
+        raw, notes = read_table(file)
         if raw.height and {c.strip().lower() for c in raw.columns} <= SCALAR and len(raw.columns) > 1:
             segment, metric = _tag(file.stem)
-            scalars.setdefault((folder, segment), {})[metric] = _scalar(raw, metric, segment or folder or root.name)
+            read = _scalar(raw, metric, segment or folder or root.name, notes)
+            scalars.setdefault((folder, segment), {})[metric] = read
             continue
         for run, seed, name, part in _split(raw, file.stem, step):
-            found.setdefault((run or folder, seed), []).append(tidy(part, name, step=step))
+            found.setdefault((run or folder, seed), []).append(tidy(part, name, step=step, notes=notes))
     for (folder, _), metrics in scalars.items():
         found.setdefault((folder, 0), []).append(_joined(metrics))
     if order == "start":
@@ -146,12 +147,16 @@ def _tag(stem: str) -> tuple[str, str]:
     return (segment, metric) if found and metric else ("", stem)
 
 
-def _scalar(raw: pl.DataFrame, metric: str, name: str) -> History:
+def _scalar(raw: pl.DataFrame, metric: str, name: str, notes: list[str]) -> History:
+    import polars as pl
+
     names = {c.strip().lower(): c for c in raw.columns}
     if not {"step", "value"} <= set(names):
         raise ValueError(f"history {name!r}: expected columns Step and Value, got {', '.join(raw.columns)}")
-    kept = raw.select(names[c] for c in ("step", "value")).rename({names["step"]: "step", names["value"]: metric})
-    return tidy(kept, name)
+    if metric == "step":
+        metric = "metric_step"
+    kept = raw.select(pl.col(names["step"]).alias("step"), pl.col(names["value"]).alias(metric))
+    return tidy(kept, name, step="step", notes=notes)
 
 
 def _joined(metrics: dict[str, History]) -> History:
@@ -177,6 +182,8 @@ def _split(raw: pl.DataFrame, stem: str, step: str | None) -> list[tuple[str, in
         for c, m in panels.items():
             if not m["band"] and m["metric"] != "_step":
                 parts.setdefault(m["run"], {})[c] = m["metric"]
+        if not parts:
+            raise ValueError(f"history {stem!r}: expected a metric's own column, got only its __MIN, __MAX or _step")
         # A panel has a row wherever any run has one.
         has_row = {run: pl.any_horizontal(pl.col(*new).is_not_null()) for run, new in parts.items()}
         return [(run, 0, stem, raw.filter(has_row[run]).select(column, *new).rename(new)) for run, new in parts.items()]

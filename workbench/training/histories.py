@@ -8,6 +8,7 @@ Source: report, Appendix B.7 and B.8 (at an overlapping step the newest segment 
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -48,11 +49,12 @@ def read_history(path: str | Path, *, step: str | None = None) -> History:
         FileNotFoundError: the file is not there.
     """
     path = Path(path)
-    return tidy(read_table(path), path.stem, step=step)
+    raw, notes = read_table(path)
+    return tidy(raw, path.stem, step=step, notes=notes)
 
 
-def read_table(path: Path) -> pl.DataFrame:
-    """Read an exported table as it is; see `read_history`."""
+def read_table(path: Path) -> tuple[pl.DataFrame, list[str]]:
+    """Read an exported table as it is, and what had to be left out; see `read_history`."""
     import polars as pl
 
     if not path.is_file():
@@ -60,17 +62,66 @@ def read_table(path: Path) -> pl.DataFrame:
     suffix = path.suffix.lower()
     if suffix not in READERS:
         raise ValueError(f"history {path.name!r}: expected one of {', '.join(READERS)}, got {suffix or 'no suffix'!r}")
+    notes: list[str] = []
+    # glob=False: a file's name is no pattern, whatever brackets and stars it has.
     try:
         if suffix == ".parquet":
-            return pl.read_parquet(path)
-        if suffix in (".jsonl", ".ndjson"):
-            return pl.read_ndjson(path, infer_schema_length=None, ignore_errors=True)
-        separator = "\t" if suffix == ".tsv" else ","
-        return pl.read_csv(
-            path, separator=separator, infer_schema_length=None, ignore_errors=True, encoding="utf8-lossy"
-        )
+            raw = pl.read_parquet(path, glob=False)
+        elif suffix in (".jsonl", ".ndjson"):
+            raw, notes = _read_json_lines(path)
+        else:
+            raw = pl.read_csv(
+                path,
+                separator="\t" if suffix == ".tsv" else ",",
+                infer_schema_length=None,
+                ignore_errors=True,
+                encoding="utf8-lossy",
+                glob=False,
+            )
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ValueError(f"history {path.name!r} cannot be read as {suffix}: {error}") from error
+    return _words(raw), notes
+
+
+def _read_json_lines(path: Path) -> tuple[pl.DataFrame, list[str]]:
+    """Read line by line: Python writes NaN and Infinity, and a killed run ends in half a line."""
+    import polars as pl
+
+    rows, skipped = [], 0
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        elif line.strip():
+            skipped += 1
+    if not rows:
+        raise ValueError(f"history {path.name!r}: expected a JSON object a line, got none in {skipped} lines")
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = [_column(name, [row.get(name) for row in rows]) for name in names]
+    return pl.DataFrame(columns), [f"skipped {skipped} lines that are no JSON object"] if skipped else []
+
+
+def _column(name: str, values: list[Any]) -> pl.Series:
+    """Return integers as integers, numbers as floats, anything else as text."""
+    import polars as pl
+
+    given = [v for v in values if v is not None]
+    if given and all(isinstance(v, int) and abs(v) < 2**63 for v in given):
+        return pl.Series(name, [None if v is None else int(v) for v in values], dtype=pl.Int64)
+    if given and all(isinstance(v, float) or (isinstance(v, int) and abs(v) < 2**63) for v in given):
+        return pl.Series(name, [None if v is None else float(v) for v in values], dtype=pl.Float64)
+    words = [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
+    return pl.Series(name, words, dtype=pl.String)
+
+
+def _words(raw: pl.DataFrame) -> pl.DataFrame:
+    """Return the table with categories as words."""
+    import polars as pl
+
+    return raw.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
 
 
 def step_column(columns: Sequence[str], step: str | None = None) -> str | None:
@@ -79,17 +130,19 @@ def step_column(columns: Sequence[str], step: str | None = None) -> str | None:
     return step if step in columns else next((names[n] for n in STEP_NAMES if n in names), None)
 
 
-def tidy(raw: pl.DataFrame, name: str, *, step: str | None = None) -> History:
-    """Turn an exported table into a `History`; see `read_history`."""
+def tidy(raw: pl.DataFrame, name: str, *, step: str | None = None, notes: Sequence[str] = ()) -> History:
+    """Turn an exported table into a `History`, whose notes begin with `notes`; see `read_history`."""
     import polars as pl
 
-    notes: list[str] = []
+    notes, raw = list(notes), _words(raw)
     names = {c.strip().lower(): c for c in raw.columns}
     column = step_column(raw.columns, step)
     if column is None:
         raise ValueError(
             f"history {name!r}: no step column; expected one of {', '.join(STEP_NAMES)}, got {', '.join(raw.columns)}"
         )
+    if raw[column].dtype.is_temporal():
+        raise ValueError(f"history {name!r}: expected integer steps in {column!r}, got {raw[column].dtype}")
     for pair in LONG_NAMES:
         if pair <= set(names):
             key = names[next(iter(pair - {"value"}))]
@@ -106,7 +159,8 @@ def tidy(raw: pl.DataFrame, name: str, *, step: str | None = None) -> History:
     for c in raw.columns:
         if c == "step":
             continue
-        if raw[c].dtype.is_nested() or not c.strip():  # a table's index is exported without a name
+        no_number = raw[c].dtype.is_nested() or raw[c].dtype.is_temporal() or raw[c].dtype == pl.Binary
+        if no_number or not c.strip():  # a table's index is exported without a name
             continue
         # Trackers write NaN and Infinity as words; a text column that holds numbers is one.
         as_float = raw[c].cast(pl.Float64, strict=False) if raw[c].dtype != pl.Boolean else raw[c].cast(pl.Float64)
@@ -124,6 +178,8 @@ def tidy(raw: pl.DataFrame, name: str, *, step: str | None = None) -> History:
     table = table.filter(good)
     if table.height < before:
         notes.append(f"dropped {before - table.height} rows without a step")
+    if not table.height:
+        raise ValueError(f"history {name!r}: expected integer steps in {column!r}, got {before} rows without any")
     fractional = table.filter(pl.col("step") != pl.col("step").floor()).height
     if fractional:
         raise ValueError(f"history {name!r}: {fractional} steps in {column!r} are no integers")
@@ -240,7 +296,8 @@ def window_median(
     index = (starts[:, :, None] + np.arange(block)).reshape(draws, -1)[:, :n]
     medians = np.median(values[index], axis=1)
     tail = 100 * (1 - level) / 2
-    low, high = np.percentile(medians, [tail, 100 - tail])
+    with np.errstate(invalid="ignore"):  # between two infinite medians there is no number
+        low, high = np.percentile(medians, [tail, 100 - tail])
     return {"median": float(np.median(values)), "low": float(low), "high": float(high), "rows": n}
 
 
