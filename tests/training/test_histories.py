@@ -126,3 +126,10 @@ def test_a_row_out_of_rhythm_makes_no_gaps():
     _, report = stitch([History("every ten", table)])
     assert report.gaps == ((40, 60),)
     assert report.lines()[-1] == "gap: no row between steps 40 and 60"
+
+
+def test_tidy_takes_a_table_with_categories():
+    raw = pl.DataFrame({"step": [1, 2], "loss": ["1.5", "2.5"]}).with_columns(pl.col("loss").cast(pl.Categorical))
+    assert tidy(raw, "n").table["loss"].to_list() == [1.5, 2.5]
+    kind = pl.DataFrame({"step": [1], "loss": [1.0], "kind": ["a"]}).with_columns(pl.col("kind").cast(pl.Categorical))
+    assert tidy(kind, "n").notes == ("left out 1 columns without numbers: kind",)
