@@ -123,7 +123,9 @@ def test_changed_and_unlisted_files_are_found(copy):
 
 
 @pytest.mark.parametrize(
-    "text, expected", [("{", "expected JSON"), ('{"a": NaN}', "NaN is not JSON"), ("[]", "got list")]
+    "text, expected",
+    [("{", "expected JSON"), ('{"a": NaN}', "NaN is not JSON"), ("[]", "got list"), ("[" * 100_000, "expected JSON")],
+    ids=["cut", "NaN", "list", "deep"],
 )
 def test_unreadable_records(copy, text, expected):
     (copy / "record.json").write_text(text)

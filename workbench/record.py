@@ -341,7 +341,7 @@ def check_recording(path: Path) -> list[str]:
         record = json.loads(text, parse_constant=_no_constant)
     except FileNotFoundError:
         return ["record.json is missing"]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return [f"record.json: expected JSON in UTF-8: {error}"]
     if not isinstance(record, dict):
         return [f"record.json: expected an object, got {type(record).__name__}"]
@@ -436,7 +436,7 @@ def _says_dirty(path: Path) -> bool:
     try:
         provenance = json.loads((path / "record.json").read_text(encoding="utf-8"))["provenance"]
         return bool(provenance["dirty"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
 

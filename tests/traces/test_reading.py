@@ -172,6 +172,15 @@ def test_nan_and_infinity_in_args(tmp_path):
     assert len(read(path).ops) == 2
 
 
+@pytest.mark.parametrize("broken", ["NaN", "[NaN, 1]", '{"y": [-Infinity]}'])
+def test_good_escapes_beside_what_is_no_json_keep_their_meaning(tmp_path, broken):
+    path = tmp_path / "t.json"
+    body = text([*PAIR, kernel(50_000, 60_000, 1, name="C:\\users\\q")])
+    path.write_text(body.replace('"device": 0', f'"device": 0, "x": {broken}'))
+    trace = read(path)
+    assert len(trace.ops) == 3 and "C:\\users\\q" in trace.names and set(trace.dropped) <= {"repaired_events"}
+
+
 def test_a_broken_event_is_dropped_alone_and_counted(tmp_path):
     path = tmp_path / "t.json"
     lines = text(PAIR).split("\n")

@@ -10,7 +10,8 @@ import re
 from typing import Any
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-_BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_ESCAPE = re.compile(r'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')
+"""A good escape, kept whole so that its second backslash begins no other; or a bad one's backslash."""
 _BAD_NUMBER = re.compile(r":\s*[-+]?(?:nan|inf|infinity)\b", re.IGNORECASE)
 
 
@@ -18,7 +19,7 @@ class _Text(str):
     """Digits of a JSON number, kept as written."""
 
 
-_JSON = json.JSONDecoder(strict=False, parse_float=_Text, parse_int=_Text)
+_JSON = json.JSONDecoder(strict=False, parse_float=_Text, parse_int=_Text, parse_constant=lambda _: None)
 _SPACE = re.compile(r"[ \t\r\n,]*")
 
 
@@ -37,7 +38,8 @@ def _dump(value: Any) -> bytes:
 
 def mend(piece: bytes) -> str:
     """The text of damaged JSON as valid as it can be made."""
-    return _BAD_NUMBER.sub(": null", _BAD_ESCAPE.sub(r"\\\\", _CONTROL.sub("\ufffd", piece.decode("utf-8", "replace"))))
+    text = _CONTROL.sub("\ufffd", piece.decode("utf-8", "replace"))
+    return _BAD_NUMBER.sub(": null", _ESCAPE.sub(lambda m: m[1] or r"\\", text))
 
 
 def skip_strays(text: str) -> tuple[int, str]:
