@@ -193,8 +193,8 @@ def draw_sheet(result: Result, title: str, target_percent: float | None = None) 
         fig.add_vline(x=target_percent, line_color=INK, line_dash="dash", line_width=1)
     fig.update_yaxes(categoryorder="array", categoryarray=[label(r) for r in rows][::-1])
     fig.update_xaxes(
-        title=f"percent of the floor (copy {first['copy_GBps']:.0f} GB/s, dense BF16 {first['dense_TFLOPs']:.0f} "
-        "TFLOP/s, same run)",
+        title=f"percent of the floor<br>(same run: copy {first['copy_GBps']:.0f} GB/s, "
+        f"BF16 {first['dense_TFLOPs']:.0f} TFLOP/s)",
         rangemode="tozero",
     )
     return fig
