@@ -237,7 +237,8 @@ def checks(result: Result) -> list[Check]:
     for level in ("layer", "step"):
         passes = "step" if level == "step" else "forward + backward"
         part = row.filter((pl.col("level") == level) & (pl.col("pass") == passes)).sort("tokens")
-        if part.height:
+        # A table without the column is an earlier recording, of one process: it has no pairs to compare.
+        if part.height and "speedup_least" in table.columns:
             shown = ", ".join(
                 f"{r['tokens']}: {r['speedup_p50']:.2f}x (least {r['speedup_least']:.2f})"
                 for r in part.iter_rows(named=True)
@@ -274,9 +275,9 @@ def draw(result: Result) -> go.Figure:
                     "arrayminus": [(r["time_us_p50"] - r["time_us_p20"]) / 1e3 for r in rows],
                 },
                 name=path, legendgroup=path, showlegend=column == 1, line={"color": colour},
-                customdata=[(r["waits"], r["launches"], r["starts"], r["speedup_p50"]) for r in rows],
+                customdata=[(r["waits"], r["launches"], r.get("starts", 1), r.get("speedup_p50")) for r in rows],
                 hovertemplate="%{x} tokens: %{y:.2f} ms over %{customdata[2]} process starts<br>"
-                "%{customdata[3]:.2f}x the synchronized path's speed<br>"
+                "%{customdata[3]:.2f} of the synchronized path's speed<br>"
                 "%{customdata[0]} host waits, %{customdata[1]} launches",
                 row=1, col=column,
             )  # fmt: skip
