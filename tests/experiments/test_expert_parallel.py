@@ -62,6 +62,11 @@ def test_an_unknown_section_is_named(tmp_path):
         run(Options(out=str(tmp_path), sections=("speed",)), 2)
 
 
+def test_more_ranks_than_gpus_are_refused_before_any_starts(tmp_path):
+    with pytest.raises(ValueError, match=r"ranks: expected at most one per GPU \(\d+\), got 99"):
+        run(Options(out=str(tmp_path)), 99)
+
+
 def test_a_rank_that_takes_too_long_ends_and_says_where_it_is(tmp_path, capfd):
     options = Options(out=str(tmp_path), sections=("parity",), backend="gloo", small=True, limit_s=0.2)
     with pytest.raises(Exception, match="terminated with exit code 1"):
@@ -145,6 +150,13 @@ def test_every_rank_has_its_own_crossover(rows):
         critical_ep.of_rank(found, 7)
     beside = critical_ep.beside_one_gpu(found)
     assert {"2 GPUs, rank 0", "2 GPUs, rank 1", "one GPU (recorded)"} == set(beside["where"])
+
+
+def test_one_rank_whose_host_is_held_up_fails_the_claim_of_all(rows):
+    for late in (None, 1):
+        seen = [r | {"host_held_up": r["rank"] == late} if r["section"] == "critical" else r for r in rows]
+        held = [c for c in critical(seen).checks if "waits for no device value" in c.claim]
+        assert held and {c.holds for c in held} == {late is None}
 
 
 def test_measured_routes_of_the_critical_layer_do_not_change(rows):
@@ -238,11 +250,32 @@ def test_every_rank_is_checked_and_shown(regimes):
     assert set(skew.y) == {LATE} and {last for _, last in skew.customdata} == {1}
 
 
-def test_one_more_wait_on_one_rank_fails_the_claim_of_whole_steps(regimes):
+@pytest.mark.parametrize(
+    "column, claim",
+    [
+        ("waits", "rowwise: 0 host waits in a whole step, on every rank"),
+        ("pageable_d2h", "rowwise: 0 host waits in a whole step, on every rank"),
+        ("dropped", "rowwise drops no route at capacity factor 1.25"),
+    ],
+)
+def test_one_more_on_one_rank_fails_the_claim_of_whole_steps(regimes, column, claim):
     mine = (polars.col("part") == "rank step") & (polars.col("variant") == "rowwise") & (polars.col("rank") == 1)
-    table = regimes.table.with_columns(polars.when(mine).then(1).otherwise(polars.col("waits")).alias("waits"))
-    other = dataclasses.replace(regimes, table=table)
-    assert {c.claim: c for c in other.checks}["rowwise: 0 host waits in a whole step, on every rank"].holds is False
+    for count, holds in ((0, True), (1, False)):
+        table = regimes.table.with_columns(polars.when(mine).then(count).otherwise(polars.col(column)).alias(column))
+        other = dataclasses.replace(regimes, table=table)
+        assert {c.claim: c for c in other.checks}[claim].holds is holds
+
+
+def test_ranks_that_wait_longer_without_host_waits_fail_the_claim(regimes):
+    claim = "synchronized ranks wait longer for each other than rowwise ones"
+    for longer, holds in (("synchronized", True), ("rowwise", False)):
+        waited = polars.when(polars.col("variant") == longer).then(9.0).otherwise(1.0)
+        table = regimes.table.with_columns(
+            polars.when(polars.col("part") == "rank").then(waited).otherwise(polars.col("peer_wait_us"))
+            .alias("peer_wait_us")
+        )  # fmt: skip
+        (check,) = [c for c in dataclasses.replace(regimes, table=table).checks if claim in c.claim]
+        assert check.holds is holds
 
 
 def test_costs_and_skews_say_what_was_built_in(regimes):

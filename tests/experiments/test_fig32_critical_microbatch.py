@@ -120,6 +120,12 @@ def test_a_host_that_was_held_up_fails_the_claim():
     assert len(bad) == 2 and all("waits for no device value" in claim for claim in bad)
 
 
+def test_a_dense_layer_that_submits_more_than_a_routed_one_fails_the_claim():
+    rows = [r | {"submit_us": json.dumps([9e3] * 3)} if r["layer"] == "dense" else r for r in table()]
+    bad = [claim for claim in failing(measured(rows)) if "routing adds submission work" in claim]
+    assert len(bad) == 4
+
+
 def test_submission_that_grows_with_the_microbatch_fails_the_claim():
     assert any("shortens device time" in claim for claim in failing(measured(table(growth=8.0))))
 

@@ -435,15 +435,18 @@ def run(options: Options, ranks: int, restarts: int = 1) -> list[dict[str, Any]]
     """Start `ranks` processes `restarts` times and return every rank's rows.
 
     Raises:
-        ValueError: fewer than one rank, or an unknown section.
-        RuntimeError: ranks share a GPU, or a rank failed.
+        ValueError: fewer than one rank, more than GPUs, or an unknown section.
+        RuntimeError: a rank failed.
     """
+    import torch
     import torch.multiprocessing as mp
 
     if ranks < 1:
         raise ValueError(f"ranks must be at least 1, got {ranks}; no GPU is visible?")
     if unknown := sorted(set(options.sections) - set(SECTIONS)):
         raise ValueError(f"sections: expected some of {', '.join(SECTIONS)}, got {', '.join(unknown)}")
+    if options.backend == "nccl" and ranks > torch.cuda.device_count():
+        raise ValueError(f"ranks: expected at most one per GPU ({torch.cuda.device_count()}), got {ranks}")
     os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     os.environ.setdefault("NVSHMEM_SYMMETRIC_SIZE", str(24 << 30))
