@@ -98,9 +98,8 @@ def show(analysis: Any, verdict: Any, window: tuple[int, int] | None, display: C
 
 def verdict_html(verdict: Any) -> str:
     """The verdict and its waits as an HTML table; names are shown as text."""
-    word = {True: "synchronization-free", False: "not synchronization-free", None: "cannot tell"}[verdict.sync_free]
     colour = {True: "#009E73", False: "#D55E00", None: "#767676"}[verdict.sync_free]
-    parts = [f'<p><b style="color:{colour}">{word}</b></p><ul>']
+    parts = [f'<p><b style="color:{colour}">{verdict.headline}</b></p><ul>']
     parts += [f"<li>{html.escape(r)}</li>" for r in [*verdict.reasons, *verdict.notes]]
     parts.append("</ul>")
     if verdict.offences:

@@ -52,6 +52,7 @@ def test_submission_bound(tmp_path):
     assert causes(a) == {"submission": 90 * K}
     verdict = verify_trace(a)
     assert verdict.exit_code == 1 and verdict.submission_idle[0]["duration_ns"] == 90 * K
+    assert verdict.headline == "no blocking wait, but the GPU runs dry"
     assert verify_trace(a, idle_threshold_us=90).exit_code == 0
     assert verify_trace(a, idle_threshold_us=89.999).exit_code == 1
 
@@ -75,6 +76,7 @@ def test_pageable_copy_blocks_by_outcome_and_its_idle_splits(tmp_path):
     assert causes(a) == {"turnaround": 2 * K, "sync_blocked": 4 * K, "sync_rebuild": 32 * K}
     found = verify_trace(a)
     assert found.exit_code == 1 and [o["count"] for o in found.offences] == [1]
+    assert found.headline == "NOT synchronization-free" and "1 blocking wait holds" in found.reasons[0]
     assert found.offences[0]["op"] == "aten::item" and found.offences[0]["gpu_idle_ns"] == 36 * K
 
 

@@ -189,7 +189,7 @@ def test_long_lines_continue_on_a_terminal_only():
 def test_verify_and_whatif_say_how_their_counts_differ(tmp_path):
     path = write(tmp_path, item("Pageable"))
     note = "not counted: 1 synchronise calls that had nothing left to wait for, or are the final synchronise"
-    assert "1 blocking waits" in run("verify", path).stdout and note in run("verify", path).stdout
+    assert "1 blocking wait holds" in run("verify", path).stdout and note in run("verify", path).stdout
     text = run("whatif", path, "--remove-waits").stdout
     assert "2 waits are removed" in text and "(1 held the host, as `verify` counts; 1 had nothing left" in text
     answer = json.loads(run("whatif", path, "--remove-waits", "--json").stdout)

@@ -13,7 +13,16 @@ from typer.testing import CliRunner
 from workbench.record import data_root
 from workbench.traces import TraceError
 from workbench.traces import folder as folder_module
-from workbench.traces.folder import FAILED, OK, PARTIAL, RankSummary, analyse_folder, outlier_ranks, step_skew
+from workbench.traces.folder import (
+    FAILED,
+    OK,
+    PARTIAL,
+    FolderReport,
+    RankSummary,
+    analyse_folder,
+    outlier_ranks,
+    step_skew,
+)
 from workbench.traces.synthetic import make_ranks
 
 
@@ -159,6 +168,19 @@ def test_command_line(ranks: Path, tmp_path: Path) -> None:
     assert run.exit_code == 0, run.output
     assert "slowest is rank 2" in run.output and "6 of 6 ranks whole" in run.output
     assert len(json.loads((tmp_path / "r.json").read_text())["ranks"]) == 6
+    assert "is named by" not in run.output and "rank00003" not in run.output
     (ranks / "rank00004.json.gz").write_bytes(b"no trace at all")
     run = CliRunner().invoke(app, ["folder", str(ranks), "--processes", "1", "--json"])
     assert run.exit_code == 1
+
+
+def test_ranks_named_twice_and_runs_apart_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    from workbench.cli.folder import show_report
+
+    twice = [RankSummary(f"{x}.json", 0, steps=(("lone " + x, 0, 5), ("both", at, 5)), wait_us=at / 1e3)
+             for x, at in (("a", 0), ("b", 61_000_000_000))]  # fmt: skip
+    show_report(FolderReport(twice, step_skew(twice), [{"rank": 0, "file": "b.json", "quantity": "wait_us",
+                                                         "value": 6.0, "median": 1.0}], 1.0))  # fmt: skip
+    shown = capsys.readouterr().out
+    assert "rank 0 is named by 2 files" in shown and "stands out: b.json, wait_us" in shown
+    assert "both: 2 ranks start more than a minute apart" in shown and "lone" not in shown

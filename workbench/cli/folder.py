@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from workbench.cli.output import say
+
+APART_US = 60e6
 
 
 def folder_command(
@@ -72,21 +75,28 @@ def _client(address: str | None) -> Any:
 
 def show_report(report: Any) -> None:
     """Print ranks (the first 64), skew per step, outliers and damaged files."""
+    numbers = Counter(r.rank for r in report.ranks if r.rank is not None)
+    shared = [n for n, count in numbers.items() if count > 1]
     say(" rank status      step us    busy us    idle us  waits   wait us  exposed comm. us")
     for r in report.ranks[:64]:
         rank, step = ("–" if v is None else v for v in (r.rank, r.step_us and f"{r.step_us:.1f}"))
         times = f"{step:>11}{r.busy_us:>11.1f}{r.idle_us:>11.1f}{r.waits:>7}{r.wait_us:>10.1f}{r.exposed_us:>18.1f}"
-        say(f"{rank:>5} {r.status:<8}{times}" + (f"  {r.file}" if r.rank is None else ""))
+        say(f"{rank:>5} {r.status:<8}{times}" + (f"  {r.file}" if r.rank is None or r.rank in shared else ""))
     if len(report.ranks) > 64:
         say(f"… {len(report.ranks) - 64} more; --json prints all, with their files")
-    for s in report.skew[:20]:
+    for number in shared:
+        say(f"rank {number} is named by {numbers[number]} files: is this one run, with one trace per rank?")
+    for s in [s for s in report.skew if s["ranks"] > 1][:20]:
+        apart = f"within {s['start_spread_us']:.1f} us"
+        if s["start_spread_us"] > APART_US:
+            apart = "more than a minute apart (other clocks, or not one run)"
+        slowest = s["slowest_rank"] if isinstance(s["slowest_rank"], str) else f"rank {s['slowest_rank']}"
         say(
-            f"{s['step']}: {s['ranks']} ranks start within {s['start_spread_us']:.1f} us; durations differ by "
-            f"{s['duration_spread_us']:.1f} us; slowest is rank {s['slowest_rank']}, "
-            f"{s['slowest_over_median']:.2f} of the median"
+            f"{s['step']}: {s['ranks']} ranks start {apart}; durations differ by {s['duration_spread_us']:.1f} us; "
+            f"slowest is {slowest}, {s['slowest_over_median']:.2f} of the median"
         )
     for o in report.outliers[:20]:
-        name = o["file"] if o["rank"] is None else f"rank {o['rank']}"
+        name = o["file"] if o["rank"] is None or o["rank"] in shared else f"rank {o['rank']}"
         say(f"stands out: {name}, {o['quantity']} {o['value']:.1f}, median {o['median']:.1f}")
     for r in report.damaged:
         say(f"damaged: {r.file}: {r.error}")

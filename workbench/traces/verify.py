@@ -71,9 +71,15 @@ class Verdict:
             "notes": self.notes,
         }
 
+    @property
+    def headline(self) -> str:
+        """The verdict in words; a GPU that runs dry with no wait to blame is told apart."""
+        if self.sync_free is False and not self.offences:
+            return "no blocking wait, but the GPU runs dry"
+        return {True: "synchronization-free", False: "NOT synchronization-free", None: "cannot tell"}[self.sync_free]
+
     def __str__(self) -> str:
-        head = {True: "synchronization-free", False: "NOT synchronization-free", None: "cannot tell"}[self.sync_free]
-        lines = [head, *(f"- {r}" for r in self.reasons)]
+        lines = [self.headline, *(f"- {r}" for r in self.reasons)]
         for o in self.offences:
             where = o["line"] or o["op"] or o["call"]
             lines.append(
@@ -114,12 +120,13 @@ def verify_trace(
     reasons = []
     if offences:
         n, total = sum(o["count"] for o in offences), sum(o["total_ns"] for o in offences)
-        reasons.append(f"{n} blocking waits hold the host for {total / 1e3:.1f} us")
+        waits = "1 blocking wait holds" if n == 1 else f"{n} blocking waits hold"
+        reasons.append(f"{waits} the host for {total / 1e3:.1f} us")
     if len(lengths) and judge_idle:
         worst, total = int(lengths.max()), int(lengths.sum())
+        intervals = f"{len(lengths)} submission-bound idle interval{'s' if len(lengths) > 1 else ''}"
         reasons.append(
-            f"{len(lengths)} submission-bound idle intervals above {idle_threshold_us:g} us "
-            f"({total / 1e3:.1f} us in all, longest {worst / 1e3:.1f} us)"
+            f"{intervals} above {idle_threshold_us:g} us ({total / 1e3:.1f} us in all, longest {worst / 1e3:.1f} us)"
         )
     if reasons:
         verdict: bool | None = False
