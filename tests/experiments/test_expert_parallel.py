@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from test_fig74_submission_regimes import build
 
-from workbench.experiment import Result, load
+from workbench.experiment import Check, Result, load
 from workbench.record import Recording
 
 polars = pytest.importorskip("polars")
@@ -88,6 +88,20 @@ def test_waits_decide_their_claims(rows):
     assert [c.holds for c in sheet(with_waits(rows)).checks][1:3] == [True, True]
     assert [c.holds for c in sheet(with_waits(rows, rowwise=1)).checks][1:3] == [False, True]
     assert [c.holds for c in sheet(with_waits(rows, synchronized=2)).checks][1:3] == [True, False]
+    copies = [r | {"pageable_d2h": r["rank"]} if r["section"] == "layer" else r for r in with_waits(rows)]
+    assert [c.holds for c in sheet(copies).checks][1:3] == [False, True], "a pageable copy waits where nobody counts it"
+
+
+def test_one_size_at_which_rowwise_is_slower_fails_the_claim(rows):
+    sizes = sorted({r["tokens"] for r in rows if r["section"] == "layer"})
+    for slower_at, holds in ((None, True), (sizes[-1], False)):
+        timed = [
+            r | {"time_us_p50": 9.0 if (r["path"] == "rowwise") == (r["tokens"] == slower_at) else 1.0}
+            if r["section"] == "layer" else r
+            for r in rows
+        ]  # fmt: skip
+        (check,) = [c for c in sheet(timed).checks if "at every size" in c.claim]
+        assert len(sizes) > 1 and check.holds is holds
 
 
 def test_one_wrong_tensor_fails_parity(rows):
@@ -264,6 +278,13 @@ def test_one_more_on_one_rank_fails_the_claim_of_whole_steps(regimes, column, cl
         table = regimes.table.with_columns(polars.when(mine).then(count).otherwise(polars.col(column)).alias(column))
         other = dataclasses.replace(regimes, table=table)
         assert {c.claim: c for c in other.checks}[claim].holds is holds
+
+
+def test_a_reason_known_on_one_rank_excuses_no_other():
+    known, unknown, good = Check("c", False, "a", "why"), Check("c", False, "b"), Check("c", True, "d")
+    for same, fails in (((known, unknown), True), ((good, unknown), True), ((known, known), False)):
+        assert regimes_ep._on_every_rank(same).fails is fails
+    assert not regimes_ep._on_every_rank((known, good)).fails
 
 
 def test_ranks_that_wait_longer_without_host_waits_fail_the_claim(regimes):

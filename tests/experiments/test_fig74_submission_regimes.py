@@ -212,6 +212,19 @@ def test_another_capture_would_fail_its_claim(recorded, part, column, value, cla
 
 
 @needs_recording
+@pytest.mark.parametrize("variant, part, column, factor", [("rowwise", "step", "step_ms", 10),
+                                                           ("rowwise", "capture", "launches", 10)])  # fmt: skip
+def test_a_prediction_that_misses_elsewhere_has_no_known_reason(recorded, variant, part, column, factor):
+    """What excuses the short sequences: the prediction is too long, because rowwise submits fewer launches."""
+    short = fig74.captured_lengths(recorded)[-1]
+    assert fig74.what_if_check(recorded, short).known
+    mine = (pl.col("part") == part) & (pl.col("variant") == variant)
+    changed = pl.when(mine).then(pl.col(column) * factor).otherwise(pl.col(column)).alias(column)
+    other = dataclasses.replace(recorded, table=recorded.table.with_columns(changed))
+    assert fig74.what_if_check(other, short).fails
+
+
+@needs_recording
 def test_one_slower_rowwise_process_fails_the_claim(recorded):
     row = (pl.col("part") == "step") & (pl.col("variant") == "rowwise") & (pl.col("process") == 2)
     slower = pl.when(row).then(pl.lit(1e4)).otherwise(pl.col("step_ms")).alias("step_ms")

@@ -114,7 +114,8 @@ def checks(result: Result) -> list[Check]:
     for same in zip(*by_rank):
         holds = None if any(c.holds is None for c in same) else all(c.holds for c in same)
         text = " | ".join(f"rank {rank}: {c.value}" for rank, c in zip(ranks_of(result), same))
-        known = next((c.known for c in same if c.known), "")
+        reasons = [c.known for c in same if c.holds is False]
+        known = reasons[0] if all(reasons) and reasons else ""
         if holds is False and "runs dry" in same[0].claim and any(c.holds for c in same):
             known = known or "a device that waits in a collective for a rank that submits more slowly counts as busy"
         out.append(Check(f"{same[0].claim}, on every rank", holds, text, known))

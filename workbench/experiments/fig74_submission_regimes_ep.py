@@ -202,11 +202,13 @@ def _on_every_rank(checks: Sequence[Check]) -> Check:
     """One claim that was checked on every rank."""
     values = [f"rank {rank}: {c.value}" for rank, c in enumerate(checks)]
     same = len({c.value for c in checks}) == 1
+    # A reason known on one rank excuses no other.
+    reasons = [c.known for c in checks if c.holds is False]
     return Check(
         f"{checks[0].claim}, on every rank",
         all(c.holds for c in checks),
         str(checks[0].value) if same else " | ".join(values),
-        next((c.known for c in checks if c.known), ""),
+        reasons[0] if all(reasons) and reasons else "",
     )
 
 
