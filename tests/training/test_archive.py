@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -194,8 +195,12 @@ def test_lbl_branch_takes_two_paths_and_refuses_what_it_cannot_tell_apart(tmp_pa
     result = experiment.run(archive=str(a), archive_branch=str(b))
     assert result.table.filter(pl.col("arm") == "branch")["step"].min() == 51
     assert experiment.run(archive=str(tmp_path)).table.equals(result.table), "the later first step is the branch"
+    alone = [write(tmp_path, f"one/{i}.csv", {"step": [i, 9], "loss": [2.0, 1.0]}) for i in (1, 2)]
+    one = experiment.run(archive=str(alone[0]), archive_branch=str(alone[1]))
+    assert {t.yaxis for t in one.figure().data} == {"y"}, "one metric is one panel"
     with pytest.raises(ValueError, match=r"expected two runs.*got 1"):
         experiment.run(archive=str(a))
+    shutil.rmtree(tmp_path / "one")
     write(tmp_path, "b/y.csv", history(1, 100, 1.0))
     with pytest.raises(ValueError, match="both runs start at step 1; name the branch"):
         experiment.run(archive=str(tmp_path))

@@ -301,7 +301,7 @@ def draw(result: Result) -> go.Figure:
     drawn = [m for m in dict.fromkeys((*METRICS[:4], *told)) if m in table.columns]
     drawn = drawn or [c for c in table.columns if c not in ("seed", "arm", "step")][:4]
     panels = [(m, LABELS.get(m, html.escape(m))) for m in drawn]
-    fig = figure("One checkpoint, two LBL coefficients", rows=len(panels), height=190 * len(panels) + 140)
+    fig = figure("One checkpoint, two LBL coefficients", rows=len(panels), cols=1, height=190 * len(panels) + 140)
     style = {"original": (COLOURS["cpu_submit"], f"original, {result.params.coefficient:g}", "solid"),
              "branch": (COLOURS["sync_wait"], f"branch, {result.params.branch_coefficient:g}", "solid")}  # fmt: skip
     for row, (metric, label) in enumerate(panels, start=1):
