@@ -163,6 +163,18 @@ def test_the_stitching_rule_and_schedule_are_checked():
     assert check(holes, "no step is missing").fails
 
 
+def test_claims_about_the_losses_fail_on_other_losses():
+    warmup, small = pl.col("schedule") == "warmup", pl.col("schedule") == "fixed small"
+    worse = damaged("fig66_batch_warmup", pl.when(warmup).then(pl.col("ce") + 5).otherwise(pl.col("ce")).alias("ce"))
+    assert check(worse, "at equal tokens the warmup ends below").fails
+    for claim in ("at equal tokens the warmup keeps", "when the warmup ends"):
+        assert check(worse, claim).holds is False
+    whole = load("fig66_batch_warmup").run("recorded")
+    assert check(whole, "when the warmup ends").holds is True
+    few = dataclasses.replace(whole, table=whole.table.filter(~small | (pl.col("step") <= 500)))
+    assert check(whole, "the warmup takes far fewer").holds and check(few, "the warmup takes far fewer").fails
+
+
 def test_final_losses_say_what_a_run_took():
     from workbench.experiments.fig66_batch_warmup import final_losses
 
