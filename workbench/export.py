@@ -123,6 +123,12 @@ def _relative(path: Path, start: Path) -> str:
     return quote(Path(os.path.relpath(path.resolve(), start.resolve())).as_posix())
 
 
+def _side_by_side(layout: dict[str, Any]) -> bool:
+    """Whether panels stand beside each other: on a phone such a figure scrolls, squeezed its texts would overlap."""
+    axes = [v for k, v in layout.items() if k.startswith("xaxis") and isinstance(v, dict)]
+    return len({tuple(a["domain"]) for a in axes if a.get("domain")}) > 1
+
+
 def _highlight_css() -> str:
     from pygments.formatters import HtmlFormatter
 
@@ -183,7 +189,8 @@ class _Page:
             self.figures.append({k: figure[k] for k in ("data", "layout", "frames") if k in figure})
             height = figure.get("layout", {}).get("height") or 450
             at = len(self.figures) - 1
-            return f'<div class="figure" data-figure="{at}" style="min-height:{int(height)}px">Figure</div>'
+            drawn = f'<div class="figure" data-figure="{at}" style="min-height:{int(height)}px">Figure</div>'
+            return f'<div class="side-by-side">{drawn}</div>' if _side_by_side(figure.get("layout", {})) else drawn
         if "text/html" in data:
             return f'<div class="html">{data["text/html"]}</div>'
         if "image/svg+xml" in data:

@@ -64,3 +64,18 @@ def test_titles_are_whole_and_apart(open_page: Any, tmp_path: Path, width: int) 
     assert max(t["bottom"] for t in found["top"]) <= legend["top"] + 2
     assert legend["bottom"] <= found["headings"][0]["top"] + 6 or width > 390
     assert (watched.errors, watched.failed) == ([], [])
+
+
+def test_panels_beside_each_other_scroll_in_their_own_box(open_page: Any, tmp_path: Path) -> None:
+    fig = plotting.figure("Two panels", cols=2, shared_xaxes=False)
+    for column in (1, 2):
+        fig.add_scatter(x=[0, 1], y=[0, 1], row=1, col=column)
+        fig.update_yaxes(title_text="speedup", row=1, col=column)
+    nbformat.write(notebook_of(fig), tmp_path / "run.ipynb")
+    page_file = to_html(tmp_path / "run.ipynb", tmp_path / "pages" / "run.html", tmp_path / "assets")
+    page = open_page(page_file.as_uri(), offline=True, viewport={"width": 390, "height": 900}).page
+    page.locator(".js-plotly-plot .y2title").wait_for()
+    found = page.evaluate(BOXES)
+    assert found["page"]["width"] > 900
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.evaluate("(b => b.scrollWidth > b.clientWidth)(document.querySelector('.side-by-side'))")
