@@ -111,6 +111,8 @@ def test_panel_takes_a_dropped_file(tmp_path):
     content = write(tmp_path, stacked()).read_bytes()
     panel.drop.take({"at": 0, "size": len(content), "name": f"{HOSTILE}.json"}, [memoryview(content)])
     assert panel.message.value.startswith(f"{HOSTILE}.json: not sync-free")
+    panel.drop.take({"at": 0, "size": 5, "name": "notes.txt"}, [memoryview(b"hello")])
+    assert panel.message.value == "notes.txt: neither trace JSON with traceEvents nor a list of events"
 
 
 def test_a_dropped_file_comes_in_pieces_and_is_gone_afterwards():

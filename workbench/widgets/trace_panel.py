@@ -92,7 +92,7 @@ class TracePanel:
         try:
             analysis = Analysis(read(path))
         except (TraceError, OSError) as error:
-            self.message.value = str(error)
+            self.message.value = _named(error, path, name)
             return
         self._show(analysis, None, name)
         self._draw(name or path.name)
@@ -110,7 +110,7 @@ class TracePanel:
             self.replay = to_program(analysis, window=window)
         except TraceError as error:
             self.replay = None
-            self.text.value = f"{self.verdict}\n\nno what-if: {error}"
+            self.text.value = f"{self.verdict}\n\nno what-if: {_named(error, Path(analysis.trace.source), name)}"
             return
         self.waits.options = ["none", "all", *places]
         self._changed()
@@ -145,12 +145,11 @@ class TracePanel:
             return
         a = self.answer
         lines = [
+            str(self.verdict),
+            "",
             f"measured {a['measured_us']:.1f}, replayed {a['replayed_us']:.1f}, predicted {a['predicted_us']:.1f} us",
             f"idle: measured {a['measured_idle_us']:.1f} us, predicted {a['predicted_idle_us']:.1f} us",
-            "",
             *(f"- {text}" for text in a["assumptions"]),
-            "",
-            str(self.verdict),
         ]
         self.text.value = "\n".join(lines)
 
@@ -174,3 +173,8 @@ class TracePanel:
             self.message.value = f"not saved: {error}"
             return
         self.message.value = f"saved {target.name}"
+
+
+def _named(error: Exception, path: Path, name: str | None) -> str:
+    """The message with the name that the reader knows: a dropped file lies under another one while it is read."""
+    return str(error).replace(path.name, name) if name else str(error)
