@@ -13,6 +13,7 @@ import typer
 Param = Annotated[
     list[str] | None, typer.Option("-p", "--param", metavar="NAME=VALUE", help="A parameter; may be repeated.")
 ]
+SHOWN_ROWS = 60
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -111,13 +112,17 @@ def show_command(
 
         print(f"{experiment.title}\n{result.badge}\n")
         with pl.Config(
-            tbl_rows=60,
+            tbl_rows=SHOWN_ROWS,
             tbl_cols=-1,
             tbl_hide_dataframe_shape=True,
             tbl_hide_column_data_types=True,
-            tbl_width_chars=160,
+            tbl_formatting="NOTHING",
+            tbl_width_chars=-1,  # one row, one line: a terminal folds it, `less -S` scrolls it, grep finds it
+            fmt_str_lengths=80,
         ):
             print(result.table)
+        if result.table.height > SHOWN_ROWS:
+            print(f"{SHOWN_ROWS} of {result.table.height} rows; --json prints all")
         for check in result.checks:
             known = f"  {check.known}" if check.known else ""
             print(f"{standing(check.as_dict()):>7}  {check.claim}  [{check.value}]{known}")
