@@ -119,6 +119,15 @@ def figure(title: str = "", *, rows: int = 1, height: int = 420, **subplot_optio
     return fig
 
 
+def spread(rows: Sequence[Mapping[str, Any]], name: str, per: float = 1.0) -> dict[str, Any]:
+    """Return the error bars of medians: from ``<name>_p20`` to ``<name>_p80`` around ``<name>_p50``, over `per`."""
+    return {
+        "type": "data", "symmetric": False, "thickness": 1,
+        "array": [(r[f"{name}_p80"] - r[f"{name}_p50"]) / per for r in rows],
+        "arrayminus": [(r[f"{name}_p50"] - r[f"{name}_p20"]) / per for r in rows],
+    }  # fmt: skip
+
+
 def draw_lanes(
     fig: go.Figure,
     boxes: Mapping[str, Sequence[Any]],

@@ -194,3 +194,10 @@ def test_a_stitch_that_keeps_the_oldest_segment_is_noticed(monkeypatch):
     assert check(result, "at every overlapping step").holds
     monkeypatch.setattr(histories, "stitch", lambda segments: stitch(segments[::-1]))
     assert check(dataclasses.replace(result), "at every overlapping step").fails
+
+
+def test_error_bars_reach_from_the_20th_to_the_80th_percentile():
+    from workbench.plotting import spread
+
+    bars = spread([{"time_us_p20": 1000.0, "time_us_p50": 3000.0, "time_us_p80": 8000.0}], "time_us", 1e3)
+    assert (bars["arrayminus"], bars["array"], bars["symmetric"]) == ([2.0], [5.0], False)

@@ -158,7 +158,7 @@ def draw(result: Result) -> go.Figure:
     """Draw the block's time over tokens on its slowest rank, and the rate of the bytes that cross to a peer."""
     import polars as pl
 
-    from workbench.plotting import INK, SERIES, figure
+    from workbench.plotting import INK, SERIES, figure, spread
 
     ranks = int(result.table["ranks"].max())  # type: ignore[arg-type]
     fig = figure(
@@ -171,11 +171,7 @@ def draw(result: Result) -> go.Figure:
         rows = [r for r in table if (r["path"], r["shared_mode"]) == key]
         fig.add_scatter(
             x=[r["tokens"] for r in rows], y=[r["time_us_p50"] / 1e3 for r in rows], mode="lines+markers",
-            error_y={
-                "type": "data", "symmetric": False, "thickness": 1,
-                "array": [(r["time_us_p80"] - r["time_us_p50"]) / 1e3 for r in rows],
-                "arrayminus": [(r["time_us_p50"] - r["time_us_p20"]) / 1e3 for r in rows],
-            },
+            error_y=spread(rows, "time_us", 1e3),
             name=LABELS[key], line={"color": colour}, customdata=[r["launches"] for r in rows],
             hovertemplate="%{x} tokens a rank: %{y:.2f} ms, %{customdata} launches", row=1, col=1,
         )  # fmt: skip

@@ -255,7 +255,7 @@ def checks(result: Result) -> list[Check]:
 
 def draw(result: Result) -> go.Figure:
     """Draw time per call over tokens for the layer and the model step: pooled median, p20 to p80 as bars."""
-    from workbench.plotting import SERIES, figure
+    from workbench.plotting import SERIES, figure, spread
 
     panels = [("layer", "forward + backward", "routed block, forward + backward"), ("step", "step", "model step")]
     titles = [panel[2] for panel in panels]
@@ -269,11 +269,7 @@ def draw(result: Result) -> go.Figure:
             )
             fig.add_scatter(
                 x=[r["tokens"] for r in rows], y=[r["time_us_p50"] / 1e3 for r in rows], mode="lines+markers",
-                error_y={
-                    "type": "data", "symmetric": False, "thickness": 1,
-                    "array": [(r["time_us_p80"] - r["time_us_p50"]) / 1e3 for r in rows],
-                    "arrayminus": [(r["time_us_p50"] - r["time_us_p20"]) / 1e3 for r in rows],
-                },
+                error_y=spread(rows, "time_us", 1e3),
                 name=path, legendgroup=path, showlegend=column == 1, line={"color": colour},
                 customdata=[(r["waits"], r["launches"], r.get("starts", 1), r.get("speedup_p50")) for r in rows],
                 hovertemplate="%{x} tokens: %{y:.2f} ms over %{customdata[2]} process starts<br>"

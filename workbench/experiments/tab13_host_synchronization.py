@@ -92,7 +92,7 @@ def draw(result: Result) -> go.Figure:
     """Draw the host time of each pattern behind the spin kernel."""
     import plotly.graph_objects as go
 
-    from workbench.plotting import COLOURS, WIDE_LABELS, figure
+    from workbench.plotting import COLOURS, WIDE_LABELS, figure, spread
 
     rows = result.table.sort("host_us_p50", descending=False).to_dicts()
     fig = figure("How long the host is held when the device is busy", height=170 + 22 * len(rows))
@@ -103,13 +103,7 @@ def draw(result: Result) -> go.Figure:
                 orientation="h",
                 y=[r["pattern"] for r in part],
                 x=[r["host_us_p50"] for r in part],
-                error_x={
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [r["host_us_p80"] - r["host_us_p50"] for r in part],
-                    "arrayminus": [r["host_us_p50"] - r["host_us_p20"] for r in part],
-                    "thickness": 1,
-                },
+                error_x=spread(part, "host_us"),
                 name=name,
                 marker={
                     "color": COLOURS[colour],
