@@ -79,3 +79,7 @@ def test_a_barrier_of_nvshmem_is_communication(tmp_path):
         if r["metric"] == "communication exposure"
     )
     assert (row["count"], row["communication_us"], row["exposed_us"]) == (1, 25.0, 25.0)
+
+
+def test_no_ranks_have_no_skew():
+    assert collective_skew([], []) == start_skew([], "block", []) == []

@@ -77,7 +77,7 @@ def start_skew(analyses: Sequence[Analysis], pattern: str, windows: Sequence[Win
         base = _base_ns(analysis.trace)
         starts.append({table.name[i]: int(table.device_start_ns[i]) + base for i in np.flatnonzero(inside)})
     rows = []
-    for name in starts[0]:
+    for name in starts[0] if starts else ():
         begun = [s[name] for s in starts if name in s]
         if len(begun) == len(starts):
             rows.append({"name": name, "skew_us": (max(begun) - min(begun)) / 1e3, "last": int(np.argmax(begun))})
