@@ -111,3 +111,15 @@ def test_json_has_no_nan():
 def test_unknown_slugs_name_close_ones():
     with pytest.raises(KeyError, match="fig30_submission_headroom"):
         load("fig30_submission_headrom")
+
+
+def test_tables_in_notebooks_show_texts_without_quotes() -> None:
+    import polars as pl
+
+    from workbench import _table_html
+
+    shown = _table_html(pl.DataFrame({"path": ["rowwise", 'a "b" <i>', None], "waits": [0, None, 7]}))
+    assert (
+        "<td>rowwise</td>" in shown and "&quot;rowwise" not in shown and "null" not in shown and "<td>–</td>" in shown
+    )
+    assert "<i>" not in shown and "&lt;i&gt;" in shown and "&quot;b&quot;" in shown

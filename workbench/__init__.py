@@ -34,6 +34,19 @@ def _show_whole_tables() -> None:
             tbl_hide_column_data_types=True,
             tbl_hide_dataframe_shape=True,
         )
+        from IPython.core.getipython import get_ipython
+
+        shell = get_ipython()
+        if shell is not None:
+            shell.display_formatter.formatters["text/html"].for_type(pl.DataFrame, _table_html)
+
+
+def _table_html(frame) -> str:
+    """Return a polars table as HTML without quotes around its texts; polars has no setting for it."""
+    import re
+
+    plain = frame._repr_html_().replace("<td>null</td>", "<td>–</td>")
+    return re.sub(r"<td>&quot;(.*?)&quot;</td>", r"<td>\1</td>", plain, flags=re.DOTALL)
 
 
 def slugs() -> list[str]:

@@ -58,7 +58,7 @@ class Explorer:
             if control is not None:
                 control.observe(self._changed, names="value")
                 self.controls[f.name] = control
-        reset = widgets.Button(description="Report's values", tooltip="Set every slider to the report's value")
+        reset = widgets.Button(description="Defaults", tooltip="Set every slider back to its default")
         reset.on_click(self._reset)
         self.output = widgets.Output()
         self.result: Result | None = None
