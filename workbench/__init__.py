@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 __version__ = "0.1.0"
 __all__ = ["__version__", "critical_microbatch", "load", "slugs", "verify"]
 
@@ -36,9 +38,9 @@ def _show_whole_tables() -> None:
         )
         from IPython.core.getipython import get_ipython
 
-        shell = get_ipython()
-        if shell is not None:
-            shell.display_formatter.formatters["text/html"].for_type(pl.DataFrame, _table_html)
+        formatter: Any = getattr(get_ipython(), "display_formatter", None)
+        if formatter is not None:
+            formatter.formatters["text/html"].for_type(pl.DataFrame, _table_html)
 
 
 def _table_html(frame) -> str:
