@@ -30,6 +30,8 @@ LABELS = {
     "grad_norm": "gradient norm",
 }
 ENOUGH_SEEDS = 3
+FLOOR_NOISE = 0.01
+"""Largest difference of the LBL that its lying at the floor near 1 explains; the recorded ones are below 0.004."""
 DRAWN_POINTS = 4000
 """Points of a curve from which on it is thinned, after smoothing."""
 
@@ -264,7 +266,8 @@ def checks(result: Result) -> list[Check]:
             error = statistics.stdev(values) / len(values) ** 0.5
             text += f"; mean {statistics.fmean(values):+.4f}, standard error over seeds {error:.4f}"
         found = decide(rows)
-        return Check(claim, found, text, why if found is False else "")
+        small = all(abs(r["median"]) < FLOOR_NOISE for r in rows)
+        return Check(claim, found, text, why if found is False and small else "")
 
     def higher(rows: list[dict[str, Any]]) -> bool | None:
         if all(r["low"] > 0 for r in rows):
