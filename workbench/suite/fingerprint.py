@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib.metadata
@@ -21,15 +22,18 @@ _SETTINGS = ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "WORKBENCH_DATA", "WORK
 def fingerprint(notebook: Notebook, params: Mapping[str, Any]) -> str:
     """Return the hash of everything that a run of `notebook` with `params` depends on.
 
-    A parameter that names an existing file counts with that file's content; an absolute folder with the names, sizes
-    and times of what is below it.
+    A parameter that names an existing file counts with that file's content; a folder, where the experiment reads the
+    parameter as a path, with the names, sizes and times of what is below it. Any other folder may be one that runs
+    write into.
     """
     files = {}
+    experiment = notebook.experiment
+    read = {f.name for f in dataclasses.fields(experiment.params) if f.metadata.get("path")} if experiment else set()
     for name, value in params.items():
         if isinstance(value, str) and 0 < len(value) < 1000:
             if _is_file(Path(value)):
                 files[name] = _file_hash(Path(value))
-            elif os.path.isabs(value) and os.path.isdir(value):
+            elif name in read and os.path.isdir(value):
                 files[name] = _folder_marks(Path(value))
     parts = {
         "notebook": hashlib.sha256(notebook.path.read_bytes()).hexdigest(),
