@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from workbench.training.archive import printable
+
 if TYPE_CHECKING:
     from workbench.training.archive import Run
 
@@ -87,7 +89,7 @@ def window(
         print(json.dumps(finite, indent=1, allow_nan=False))
         return
     for r in rows:
-        where = f"{_plain(r['run']) or archive.name}, seed {r['seed']}, {_plain(r['metric'])}"
+        where = f"{printable(r['run']) or archive.name}, seed {r['seed']}, {printable(r['metric'])}"
         found = f"{r['median']:.6g} [{r['low']:.6g}, {r['high']:.6g}]" if r["rows"] else "no value"
         print(f"{where}: {found} over {r['rows']} rows of steps {first} to {last}")
 
@@ -115,19 +117,14 @@ def _write(table: Any, out: Path) -> None:
 
 
 def _title(run: Run) -> None:
-    print(f"run {_plain(run.name) or '(unnamed)'}, seed {run.seed}")
+    print(f"run {printable(run.name) or '(unnamed)'}, seed {run.seed}")
 
 
 def _lines(lines: list[str]) -> None:
     for line in lines:
-        print(f"  {_plain(line)}")
-
-
-def _plain(text: str) -> str:
-    """Text without control characters: a name from a file must not steer the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+        print(f"  {printable(line)}")
 
 
 def _fail(message: str) -> NoReturn:
-    typer.echo(f"workbench history: {_plain(message)}", err=True)
+    typer.echo(f"workbench history: {printable(message)}", err=True)
     raise typer.Exit(2)

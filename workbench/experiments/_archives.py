@@ -10,6 +10,7 @@ from typing import Any
 
 from workbench.experiment import Experiment, Result, _check_names, _frame
 from workbench.record import Recording
+from workbench.training.archive import printable
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,7 @@ class ArchiveExperiment(Experiment):
         values = self.params(**params)
         rows, told = self.read(values)
         path = Path(params["archive"])
-        # Names from files are untrusted: no control characters in what is printed.
-        lines = tuple("".join(c if c.isprintable() else "?" for c in line) for line in told)
-        recording = Archive(self.slug, path.name or str(path), {}, path, (), lines)
+        recording = Archive(self.slug, path.name or str(path), {}, path, (), tuple(map(printable, told)))
         return Result(experiment=self, params=values, source="recorded", table=_frame(rows), recording=recording)
 
 

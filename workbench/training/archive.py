@@ -99,7 +99,8 @@ def read_archive(path: str | Path, *, step: str | None = None, order: Order = "n
     if order == "start":
         for segments in found.values():
             segments.sort(key=lambda s: (s.table["step"].min() or 0, s.table["step"].max() or 0))
-    return [Run(name, seed, tuple(s)) for (name, seed), s in sorted(found.items(), key=lambda kv: natural_key(kv[0]))]
+    ordered = sorted(found, key=lambda key: (natural(key[0]), key[1]))
+    return [Run(name, seed, tuple(found[name, seed])) for name, seed in ordered]
 
 
 def rename_metrics(table: pl.DataFrame, told: Sequence[str] = ()) -> tuple[pl.DataFrame, list[str]]:
@@ -136,9 +137,9 @@ def natural(text: str) -> list[Any]:
     return [int(t) if i % 2 else t for i, t in enumerate(re.split(r"([0-9]{1,18})", text))]
 
 
-def natural_key(key: tuple[str, int]) -> tuple[list[Any], int]:
-    """Return the sort key of a run's name and seed."""
-    return natural(key[0]), key[1]
+def printable(text: str) -> str:
+    """Return text without control characters: a name from a file must not steer a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _tag(stem: str) -> tuple[str, str]:
