@@ -20,6 +20,7 @@ pytest.importorskip("torch")
 
 from workbench.experiments import fig32_critical_microbatch_ep as critical_ep  # noqa: E402
 from workbench.experiments import fig74_submission_regimes_ep as regimes_ep  # noqa: E402
+from workbench.experiments._ranks import on_every_rank  # noqa: E402
 from workbench.experiments._regimes import capture_rows, skew_rows  # noqa: E402
 from workbench.measure.multi_gpu import SECTIONS, Options, run  # noqa: E402
 from workbench.measure.regimes import cut, packed, trace_name  # noqa: E402
@@ -283,8 +284,8 @@ def test_one_more_on_one_rank_fails_the_claim_of_whole_steps(regimes, column, cl
 def test_a_reason_known_on_one_rank_excuses_no_other():
     known, unknown, good = Check("c", False, "a", "why"), Check("c", False, "b"), Check("c", True, "d")
     for same, fails in (((known, unknown), True), ((good, unknown), True), ((known, known), False)):
-        assert regimes_ep._on_every_rank(same).fails is fails
-    assert not regimes_ep._on_every_rank((known, good)).fails
+        assert on_every_rank(same).fails is fails
+    assert not on_every_rank((known, good)).fails
 
 
 def test_ranks_that_wait_longer_without_host_waits_fail_the_claim(regimes):

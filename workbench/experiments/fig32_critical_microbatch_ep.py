@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.experiment import Check, Experiment, Params, Result, param
 from workbench.experiments._crossover import crossover_checks, curves, draw_crossovers, interval, said
+from workbench.experiments._ranks import on_every_rank
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -45,15 +46,12 @@ class CriticalRanksParams(Params):
 
 def measure(params: CriticalRanksParams, recorder: Any) -> list[dict[str, Any]]:
     """Measure the routed layer on both paths, all ranks together, behind a spin kernel on every device."""
-    import torch
-
     from workbench.measure.multi_gpu import Options, run
 
-    ranks = params.ranks or torch.cuda.device_count()
     with tempfile.TemporaryDirectory() as folder:
         options = Options(out=folder, sections=("critical",), experts=params.experts, critical_tokens=params.tokens,
                           repeats=params.repeats)  # fmt: skip
-        keep(params, recorder, run(options, ranks))
+        keep(params, recorder, run(options, params.ranks))
     return recorder.rows
 
 
@@ -112,13 +110,11 @@ def checks(result: Result) -> list[Check]:
     by_rank = [crossover_checks(of_rank(result, rank)) for rank in ranks_of(result)]
     out = []
     for same in zip(*by_rank):
-        holds = None if any(c.holds is None for c in same) else all(c.holds for c in same)
-        text = " | ".join(f"rank {rank}: {c.value}" for rank, c in zip(ranks_of(result), same))
-        reasons = [c.known for c in same if c.holds is False]
-        known = reasons[0] if all(reasons) and reasons else ""
-        if holds is False and "runs dry" in same[0].claim and any(c.holds for c in same):
-            known = known or "a device that waits in a collective for a rank that submits more slowly counts as busy"
-        out.append(Check(f"{same[0].claim}, on every rank", holds, text, known))
+        check = on_every_rank(same)
+        if check.holds is False and "runs dry" in check.claim and any(c.holds for c in same):
+            waits = "a device that waits in a collective for a rank that submits more slowly counts as busy"
+            check = dataclasses.replace(check, known=check.known or waits)
+        out.append(check)
     found = [curves(of_rank(result, rank)) for rank in ranks_of(result)]
     for same in zip(*found):
         at = [c["critical"] for c in same]

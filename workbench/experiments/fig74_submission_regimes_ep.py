@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.experiment import Check, Experiment, Result, param
 from workbench.experiments import fig74_submission_regimes as one
+from workbench.experiments._ranks import on_every_rank
 from workbench.experiments.fig74_submission_regimes import MICROBATCH, RegimesParams, part_rows
 
 if TYPE_CHECKING:
@@ -32,17 +33,14 @@ class RegimesRanksParams(RegimesParams):
 
 def measure(params: RegimesRanksParams, recorder: Any) -> list[dict[str, Any]]:
     """Start one process per GPU again and again, time whole steps, and capture every rank in the first start."""
-    import torch
-
     from workbench.measure.multi_gpu import Options, run
 
-    ranks = params.ranks or torch.cuda.device_count()
     with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
         options = Options(
             out=folder, sections=("regimes",), experts=params.experts, sequences=params.sequences,
             lengths=params.lengths, visits=params.visits,
         )  # fmt: skip
-        keep(params, recorder, run(options, ranks, params.processes), Path(folder))
+        keep(params, recorder, run(options, params.ranks, params.processes), Path(folder))
     return recorder.rows
 
 
@@ -198,27 +196,13 @@ def skews(result: Result) -> pl.DataFrame:
     )
 
 
-def _on_every_rank(checks: Sequence[Check]) -> Check:
-    """One claim that was checked on every rank."""
-    values = [f"rank {rank}: {c.value}" for rank, c in enumerate(checks)]
-    same = len({c.value for c in checks}) == 1
-    # A reason known on one rank excuses no other.
-    reasons = [c.known for c in checks if c.holds is False]
-    return Check(
-        f"{checks[0].claim}, on every rank",
-        all(c.holds for c in checks),
-        str(checks[0].value) if same else " | ".join(values),
-        reasons[0] if all(reasons) and reasons else "",
-    )
-
-
 def checks(result: Result) -> list[Check]:
     """Claims of the captions on every rank, waits of whole steps, step times, the what-if, and the ranks' skew."""
     import polars as pl
 
     views = [of_rank(result, rank) for rank in ranks_of(result)]
-    out = [_on_every_rank(same) for same in zip(*(one.capture_checks(v) for v in views))]
-    out.append(_on_every_rank([one.host_loop_check(v) for v in views]))
+    out = [on_every_rank(same) for same in zip(*(one.capture_checks(v) for v in views))]
+    out.append(on_every_rank([one.host_loop_check(v) for v in views]))
     counted = result.table.filter((pl.col("part") == "rank step") & pl.col("waits").is_not_null())
     for variant, wanted in WAITS.items():
         mine = counted.filter(pl.col("variant") == variant)
@@ -231,7 +215,7 @@ def checks(result: Result) -> list[Check]:
                      f"{rowwise['capacity_use'].max():.1%}"))  # fmt: skip
     for length in one.captured_lengths(result):
         out.append(one.faster_check(result, length))
-        out.append(_on_every_rank([one.what_if_check(v, length) for v in views]))
+        out.append(on_every_rank([one.what_if_check(v, length) for v in views]))
     out.append(_peers_check(result))
     return out
 

@@ -38,14 +38,11 @@ class ExpertParallelParams(Params):
 
 def measure(params: ExpertParallelParams, recorder: Any) -> list[dict[str, Any]]:
     """Start one process per GPU, with NCCL and NVSHMEM, and gather every rank's rows."""
-    import torch
-
     from workbench.measure.multi_gpu import Options, run
 
-    ranks = params.ranks or torch.cuda.device_count()
     with tempfile.TemporaryDirectory() as folder:
         options = Options(out=folder, layer_tokens=params.layer_tokens, repeats=params.repeats)
-        keep(params, recorder, run(options, ranks))
+        keep(params, recorder, run(options, params.ranks))
     return recorder.rows
 
 

@@ -432,7 +432,7 @@ def _write(r: Rank) -> None:
 
 
 def run(options: Options, ranks: int, restarts: int = 1) -> list[dict[str, Any]]:
-    """Start `ranks` processes `restarts` times and return every rank's rows.
+    """Start `ranks` processes (0 with nccl: one per GPU) `restarts` times and return every rank's rows.
 
     Raises:
         ValueError: fewer than one rank, more than GPUs, or an unknown section.
@@ -441,6 +441,8 @@ def run(options: Options, ranks: int, restarts: int = 1) -> list[dict[str, Any]]
     import torch
     import torch.multiprocessing as mp
 
+    if not ranks and options.backend == "nccl":
+        ranks = torch.cuda.device_count()
     if ranks < 1:
         raise ValueError(f"ranks must be at least 1, got {ranks}; no GPU is visible?")
     if unknown := sorted(set(options.sections) - set(SECTIONS)):
