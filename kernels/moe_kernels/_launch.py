@@ -46,14 +46,6 @@ def check_tensor(
 
     `None` in `shape` accepts any size. Values are never read, so a check costs no device wait.
     """
-    if (
-        isinstance(tensor, torch.Tensor)
-        and (shape is None or _fits(tensor.shape, shape))
-        and (dtypes is None or tensor.dtype in dtypes)
-        and (device is None or tensor.device == device)
-        and not (contiguous and not tensor.is_contiguous())
-    ):
-        return tensor
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor; got {type(tensor).__name__}")
     if shape is not None and not _fits(tensor.shape, shape):
@@ -63,7 +55,11 @@ def check_tensor(
         raise TypeError(f"{name} must have dtype {' or '.join(str(d) for d in dtypes)}; got {tensor.dtype}")
     if device is not None and tensor.device != device:
         raise ValueError(f"{name} must be on {device}; got {tensor.device}")
-    raise ValueError(f"{name} must be contiguous; got strides {tuple(tensor.stride())} for shape {list(tensor.shape)}")
+    if contiguous and not tensor.is_contiguous():
+        raise ValueError(
+            f"{name} must be contiguous; got strides {tuple(tensor.stride())} for shape {list(tensor.shape)}"
+        )
+    return tensor
 
 
 def _fits(got: Sequence[int], wanted: Sequence[int | None]) -> bool:
