@@ -76,6 +76,11 @@ def param(
     return field(default=default, metadata=metadata)
 
 
+def path_parameters(params: type[Params]) -> set[str]:
+    """Return the names of the parameters that name a file or folder, see `param`."""
+    return {f.name for f in dataclasses.fields(params) if f.metadata.get("path")}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Params:
     """Base of every experiment's parameters: frozen, typed, bounded.

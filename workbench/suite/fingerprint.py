@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import importlib.metadata
@@ -14,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from workbench.experiment import path_parameters
 from workbench.suite.catalog import Notebook
 
 _SETTINGS = ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "WORKBENCH_DATA", "WORKBENCH_SHARED")
@@ -28,7 +28,7 @@ def fingerprint(notebook: Notebook, params: Mapping[str, Any]) -> str:
     """
     files = {}
     experiment = notebook.experiment
-    read = {f.name for f in dataclasses.fields(experiment.params) if f.metadata.get("path")} if experiment else set()
+    read = path_parameters(experiment.params) if experiment else set()
     for name, value in params.items():
         if isinstance(value, str) and 0 < len(value) < 1000:
             if _is_file(Path(value)):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from workbench.experiment import Params
+from workbench.experiment import Params, path_parameters
 from workbench.suite.catalog import Declared, Notebook, NotebookError
 
 SOURCE_CHOICES = ("auto", "model", "recorded", "live", "report")
@@ -241,15 +241,11 @@ def check(notebook: Notebook, given: Mapping[str, Any]) -> dict[str, Any]:
         fields = {f.name for f in dataclasses.fields(cls)}
         base = {d.name: d.default for d in declared.values() if d.literal and d.name in fields}
         values = convert(cls, {k: v for k, v in given.items() if k in fields}, base=base)
-        values |= {f.name: _found(f.name, values[f.name]) for f in dataclasses.fields(cls) if _is_path(f, values)}
+        values |= {name: _found(name, values[name]) for name in path_parameters(cls) if values.get(name)}
     for name, value in given.items():
         if name not in fields:
             values[name] = _own_value(declared[name], value)
     return values
-
-
-def _is_path(field: dataclasses.Field, values: Mapping[str, Any]) -> bool:
-    return bool(field.metadata.get("path") and values.get(field.name))
 
 
 def _found(name: str, text: str) -> str:
