@@ -42,6 +42,12 @@ def kernel_manager_class(connection_file: Path, send: Callable[..., None]) -> ty
             argv = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
             return KernelSpec(argv=argv, display_name="Python 3", language="python")
 
+        def client(self, **kwargs: Any) -> Any:
+            client = super().client(**kwargs)
+            # A busy reader that lets 1000 messages wait would lose the next, the one that ends the cell among them.
+            client.context.rcvhwm = 0
+            return client
+
         async def start_kernel(self, *args: Any, **kwargs: Any) -> None:
             global kernel_pid, kernel_phase, kernel_process
             kernel_phase = "starting"
