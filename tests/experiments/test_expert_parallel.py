@@ -288,6 +288,16 @@ def test_a_reason_known_on_one_rank_excuses_no_other():
     assert not on_every_rank((known, good)).fails
 
 
+def test_a_rank_that_fails_decides_the_claim_whatever_another_leaves_undecided():
+    undecided, bad, good = Check("c", None, "a"), Check("c", False, "b"), Check("c", True, "a")
+    for same in ((undecided, bad), (bad, undecided), (good, undecided, bad)):
+        joined = on_every_rank(same)
+        assert joined.fails and f"rank {same.index(bad)} fails: b" in str(joined.value)
+    assert on_every_rank((good, undecided)).holds is None
+    assert on_every_rank((good, undecided)).value == "rank 0 holds: a | rank 1 undecided: a"
+    assert on_every_rank((good, good)).value == "a"
+
+
 def test_ranks_that_wait_longer_without_host_waits_fail_the_claim(regimes):
     claim = "synchronized ranks wait longer for each other than rowwise ones"
     for longer, holds in (("synchronized", True), ("rowwise", False)):
