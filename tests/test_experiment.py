@@ -100,6 +100,26 @@ def test_a_model_result_is_run_anew_for_other_parameters():
     assert result.badge == "computed by a model"
 
 
+@pytest.mark.parametrize(
+    "used, on_host, told",
+    [
+        (2, ["NVIDIA H200"] * 2, "2 x NVIDIA H200"),
+        (1, ["NVIDIA H200"] * 8, "NVIDIA H200"),
+        (None, ["NVIDIA H200"], "NVIDIA H200"),
+        (3, ["A", "B", "A", "C"], "2 x A + B"),
+        (0, ["NVIDIA H200"], "CPU"),
+        (None, [], "CPU"),
+    ],
+)
+def test_the_badge_counts_the_gpus_that_were_used(monkeypatch, used, on_host, told):
+    environment = {"gpu": on_host[0] if on_host else None, "gpus": [{"name": n} for n in on_host]}
+    record = {"environment": environment, "topology": {"gpus": used},
+              "provenance": {"date": "2026-11-29T01:02:03", "commit": "0123456789"}}  # fmt: skip
+    monkeypatch.setattr("workbench.record.load_recording", lambda slug, name: Recording(slug, name, record))
+    result = experiment(recording="r", recorded=lambda p, r: []).run("recorded")
+    assert result.badge == f"recorded on {told}, 2026-11-29, commit 0123456"
+
+
 def test_json_has_no_nan():
     assert json_safe({"a": float("inf"), "b": (np.float64(1.5), np.int32(2)), "c": [np.bool_(True)]}) == {
         "a": None,

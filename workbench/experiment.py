@@ -365,7 +365,7 @@ class Result:
         if self.source == "report":
             return "transcribed from the report"
         assert self.recording is not None
-        return ("measured live on " if self.source == "live" else "recorded on ") + self.recording.label
+        return self.recording.badge(self.source)
 
     @cached_property
     def checks(self) -> list[Check]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -194,7 +195,8 @@ def draw_lanes(
 
 def badge(fig: go.Figure, result: Result) -> go.Figure:
     """Write the source of the numbers under the title, in the source's colour."""
-    subtitle = {"text": f"■ {result.badge}", "font": {"size": 12, "color": SOURCE_COLOURS[result.source]}}
+    # plotly reads markup in its texts, and a badge may hold the name of a reader's file.
+    subtitle = {"text": f"■ {html.escape(result.badge)}", "font": {"size": 12, "color": SOURCE_COLOURS[result.source]}}
     fig.update_layout(
         title_subtitle=subtitle, meta={"slug": result.slug, "source": result.source, "badge": result.badge}
     )

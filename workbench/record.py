@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,10 +127,22 @@ class Recording:
     @property
     def label(self) -> str:
         """Device, date and commit, for badges."""
-        env, prov = self.record.get("environment", {}), self.record.get("provenance", {})
+        prov = self.record.get("provenance", {})
         commit = str(prov.get("commit") or "unknown")[:7] + ("+changes" if prov.get("dirty") else "")
         told = ", written afterwards from a run's log" if self.record.get("protocol", {}).get("transcribed") else ""
-        return f"{env.get('gpu') or 'CPU'}, {prov.get('date', '')[:10]}, commit {commit}{told}"
+        return f"{self.gpus or 'CPU'}, {prov.get('date', '')[:10]}, commit {commit}{told}"
+
+    @property
+    def gpus(self) -> str:
+        """GPUs that were used, not all of the host: ``NVIDIA H200``, ``2 x NVIDIA H200``; empty for none."""
+        env, used = self.record.get("environment", {}), self.record.get("topology", {}).get("gpus")
+        present = [g["name"] for g in env.get("gpus") or ()] or [env["gpu"]] * bool(env.get("gpu"))
+        names = present[: 1 if used is None else used]
+        return " + ".join(f"{n} x {name}" if n > 1 else name for name, n in Counter(names).items())
+
+    def badge(self, source: str) -> str:
+        """Return one line that says where the numbers come from; `source` is ``live`` or ``recorded``."""
+        return ("measured live on " if source == "live" else "recorded on ") + self.label
 
     def rows(self) -> Any:
         """Return the table as a polars DataFrame."""

@@ -352,6 +352,14 @@ def test_recorded_claims_hold_or_are_known(recorded, slug):
     assert len(checks) >= 5 and [c.claim for c in checks if c.fails] == []
 
 
+@pytest.mark.parametrize("slug", SLUGS)
+def test_every_badge_counts_the_gpus(recorded, slug):
+    result = recorded[slug]
+    figures = [result.figure(), *([regimes_ep.draw_skew(result)] if slug == SLUGS[0] else [])]
+    for said in (result.badge, *(f.layout.title.subtitle.text.removeprefix("■ ") for f in figures)):
+        assert said.startswith("recorded on 2 x NVIDIA H200, 2026-")
+
+
 def test_the_pinned_ranks_traces_say_what_the_table_says(recorded):
     kept = recorded["fig74_submission_regimes_ep"]
     for variant in ("synchronized", "rowwise"):

@@ -59,7 +59,7 @@ def test_the_interactive_view_is_binned_not_emptied(tmp_path):
 def test_experiment_reads_a_file_and_its_badge_names_it(tmp_path):
     path = write(tmp_path, stacked(), "mine.json", deviceProperties=[{"name": "Some GPU"}])
     result = workbench.load("your_trace").run(trace=str(path))
-    assert result.badge == "recorded on Some GPU, file mine.json"
+    assert result.badge == "your trace: mine.json (Some GPU)"
     verdict = next(c for c in result.checks if c.claim.startswith("Verdict"))
     assert verdict.value == "not sync-free" and not any(c.fails for c in result.checks)
     assert longest_idle(workbench.load("tool_first_look").run(trace=str(path)))["cause"].to_list()[0] == "sync"

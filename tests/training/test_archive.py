@@ -170,7 +170,7 @@ def test_lbl_branch_analyses_an_archive_over_the_reports_windows(tmp_path):
     write(tmp_path, "branch/run.jsonl", history(17_001, 26_000, 1.9))
     result = load("fig45_lbl_branch").run(archive=str(tmp_path))
     assert set(result.table["arm"]) == {"original", "branch"}
-    assert "archive" in result.badge and tmp_path.name in result.badge
+    assert result.badge == f"your archive: {tmp_path.name}"
     from workbench.experiments.fig45_lbl_branch import difference_table, window_table, windows
 
     assert windows(result.table, result.params) == ((17_001, 17_999), (24_000, 25_669))
@@ -245,7 +245,9 @@ def test_names_from_files_cannot_inject_markup(tmp_path):
     assert EVIL not in result.figure().to_json() and "&lt;img" in result.figure().to_json()
     named = tmp_path / f"{EVIL.replace('/', '')}.csv"
     named.write_bytes(path.read_bytes())
-    assert "<img" not in load("fig66_batch_warmup").run(archive=str(named)).badge
+    mine = load("fig66_batch_warmup").run(archive=str(named))
+    assert mine.badge == f"your archive: {named.name}"
+    assert "<img" not in mine.figure().layout.title.subtitle.text and "<img" not in mine._checks_html()
     write(tmp_path, "two/o.csv", {"step": [1, 2], "ce": [2.0, 1.0], EVIL: [1.0, 2.0]})
     write(tmp_path, "two/branch/o.csv", {"step": [2, 3], "ce": [2.0, 1.0], EVIL: [1.0, 2.0]})
     drawn = load("fig45_lbl_branch").run(archive=str(tmp_path / "two"), metrics=[f"<b>bold</b>={EVIL}"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +22,9 @@ class Archive(Recording):
 
     told: tuple[str, ...] = ()
 
-    @property
-    def label(self) -> str:
-        """Name of the file or folder."""
-        return f"another machine: archive {html.escape(self.name)}"
+    def badge(self, source: str) -> str:
+        """Name the file or folder as the reader's."""
+        return f"your archive: {self.name}"
 
     def __str__(self) -> str:
         return "\n".join(self.told)

@@ -35,10 +35,9 @@ MISSED = {
 class TraceFile(Recording):
     """A reader's own trace file standing where a recording stands, so that the badge says whose numbers they are."""
 
-    @property
-    def label(self) -> str:
-        """GPU, where the trace says it, and file name."""
-        return f"{self.record.get('gpu') or 'a GPU the trace does not name'}, file {self.name}"
+    def badge(self, source: str) -> str:
+        """Name the file as the reader's, and its GPU where the trace says it."""
+        return f"your trace: {self.name} ({self.record.get('gpu') or 'of a GPU that it does not name'})"
 
 
 @dataclass(frozen=True, kw_only=True)
