@@ -274,7 +274,7 @@ def test_commands(tmp_path):
     assert json.loads(found.output)[0]["median"] == 1.0
     assert run.invoke(
         app, ["history", "window", str(out), "-m", "ce", "--first", "2", "--last", "4"]
-    ).output.startswith("all.csv, seed 0, ce: 1 [")
+    ).output.startswith("in, seed 0, ce: 1 [")
     report = json.loads(run.invoke(app, ["history", "stitch", str(tmp_path / "in"), "--json"]).output)
     assert report[0]["overlaps"] == 1 and report[0]["segments"][0]["replaced"] == 1
     for wrong, said in (
@@ -285,6 +285,29 @@ def test_commands(tmp_path):
     ):
         failed = run.invoke(app, ["history", *wrong])
         assert failed.exit_code == 2 and said in failed.output
+
+
+def test_a_run_without_a_name_goes_by_its_archives(tmp_path, monkeypatch):
+    from workbench.cli import app
+
+    table = {"step": [1, 2], "ce": [3.0, 2.0]}
+    write(tmp_path, "mine.v2/s1.csv", table)
+    write(tmp_path, "mine.v2/s2.csv", {"step": [2, 3], "ce": [2.0, 1.0]})
+    write(tmp_path, "both/both/a.csv", table)
+    write(tmp_path, "both/a.csv", table)
+    assert [r.title for r in read_archive(tmp_path / "mine.v2")] == ["mine.v2"]
+    assert [r.title for r in read_archive(tmp_path / "mine.v2" / "s1.csv")] == ["s1"]
+    assert [r.title for r in read_archive(tmp_path / "both")] == ["both (no subfolder)", "both"], "two runs, two titles"
+    monkeypatch.chdir(tmp_path / "mine.v2")
+    out = tmp_path / "out.csv"
+    told = CliRunner().invoke(app, ["history", "stitch", ".", "--out", str(out)])
+    assert told.output.startswith("run mine.v2, seed 0\n") and set(pl.read_csv(out)["run"]) == {"mine.v2"}
+    report = json.loads(CliRunner().invoke(app, ["history", "stitch", ".", "--json"]).output)
+    assert [r["run"] for r in report] == ["mine.v2"]
+    asked = ["history", "window", ".", "-m", "ce", "--first", "1", "--last", "3"]
+    assert CliRunner().invoke(app, asked).output.startswith("mine.v2, seed 0, ce: 2 [")
+    (row,) = json.loads(CliRunner().invoke(app, [*asked, "--json"]).output)
+    assert row["run"] == "mine.v2"
 
 
 def test_infinite_and_absent_values_come_out_as_json(tmp_path):

@@ -42,7 +42,7 @@ def stitch(
     tables, report = [], []
     for run in runs:
         table, merged = run.stitched()
-        keys = {"run": run.name, "seed": run.seed}
+        keys = {"run": run.title, "seed": run.seed}
         table = table.rename({c: f"metric_{c}" for c in keys if c in table.columns})
         tables.append(table.select(*(pl.lit(v).alias(k) for k, v in keys.items()), pl.all()))
         report.append(
@@ -51,7 +51,7 @@ def stitch(
             | {"overlaps": merged.overlaps, "gaps": [list(g) for g in merged.gaps], "notes": run.notes}
         )
         if not as_json:
-            _title(run)
+            print(f"run {printable(run.title)}, seed {run.seed}")
             _lines([*merged.lines(), *run.notes, f"metrics: {', '.join(report[-1]['metrics'])}"])
     if out is not None:
         _write(pl.concat(tables, how="diagonal"), out)
@@ -81,15 +81,15 @@ def window(
             try:
                 found = window_median(table, name, first, last)
             except ValueError as error:
-                _fail(f"run {run.name!r}: {error}")
-            rows.append({"run": run.name, "seed": run.seed, "metric": name, "first": first, "last": last} | found)
+                _fail(f"run {run.title!r}: {error}")
+            rows.append({"run": run.title, "seed": run.seed, "metric": name, "first": first, "last": last} | found)
     if as_json:
         # JSON has neither NaN (no value) nor infinity (a loss that diverged).
         finite = [{k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in r.items()} for r in rows]
         print(json.dumps(finite, indent=1, allow_nan=False))
         return
     for r in rows:
-        where = f"{printable(r['run']) or archive.name}, seed {r['seed']}, {printable(r['metric'])}"
+        where = f"{printable(r['run'])}, seed {r['seed']}, {printable(r['metric'])}"
         found = f"{r['median']:.6g} [{r['low']:.6g}, {r['high']:.6g}]" if r["rows"] else "no value"
         print(f"{where}: {found} over {r['rows']} rows of steps {first} to {last}")
 
@@ -114,10 +114,6 @@ def _write(table: Any, out: Path) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         _fail(f"--out {out}: {error}")
-
-
-def _title(run: Run) -> None:
-    print(f"run {printable(run.name) or '(unnamed)'}, seed {run.seed}")
 
 
 def _lines(lines: list[str]) -> None:

@@ -149,7 +149,7 @@ def read(params: BatchWarmupParams) -> tuple[pl.DataFrame, list[str]]:
 
     tables, told = [], []
     for run in read_archive(params.archive):
-        name = (run.name or Path(params.archive).stem) + (f", seed {run.seed}" if run.seed else "")
+        name = run.title + (f", seed {run.seed}" if run.seed else "")
         for number, segment in enumerate(run.segments, start=1):
             table, renamed = rename_metrics(segment.table, params.metrics)
             if "ce" not in table.columns:

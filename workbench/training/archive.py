@@ -43,11 +43,13 @@ class Run:
         name: of the run; empty where the archive does not say.
         seed: value of a `seed` column, 0 without one.
         segments: oldest first.
+        title: the name, else the archive's; never empty, and no other run's.
     """
 
     name: str
     seed: int
     segments: tuple[History, ...]
+    title: str
 
     def stitched(self) -> tuple[pl.DataFrame, MergeReport]:
         """Return the run's table and what stitching did; at an overlapping step the newest segment's row is kept."""
@@ -73,6 +75,7 @@ def read_archive(path: str | Path, *, step: str | None = None, order: Order = "n
         ValueError: a file cannot be read as a history; the message names it.
     """
     root = Path(path)
+    own = root.resolve().name if root.is_dir() else root.stem
     if order not in ("name", "start"):
         raise ValueError(f"order: expected 'name' or 'start', got {order!r}")
     if root.is_dir():
@@ -100,7 +103,9 @@ def read_archive(path: str | Path, *, step: str | None = None, order: Order = "n
         for segments in found.values():
             segments.sort(key=lambda s: (s.table["step"].min() or 0, s.table["step"].max() or 0))
     ordered = sorted(found, key=lambda key: (natural(key[0]), key[1]))
-    return [Run(name, seed, tuple(found[name, seed])) for name, seed in ordered]
+    if any(name == own for name, _ in found):
+        own += " (no subfolder)" if root == Path(path) else " (no name)"
+    return [Run(name, seed, tuple(found[name, seed]), name or own) for name, seed in ordered]
 
 
 def rename_metrics(table: pl.DataFrame, told: Sequence[str] = ()) -> tuple[pl.DataFrame, list[str]]:
