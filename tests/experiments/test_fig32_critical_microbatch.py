@@ -114,6 +114,14 @@ def test_a_wait_that_costs_no_idle_time_fails_its_claim():
     assert sum("runs dry" in claim for claim in bad) == 4
 
 
+def test_idle_time_inside_the_interval_of_the_crossover_decides_nothing():
+    rows = [r | {"submit_us": json.dumps([json.loads(r["submit_us"])[1] * f for f in (0.4, 1, 2.5)])} for r in table()]
+    for idle, holds in ((2048, None), (8192, True), (256, False)):
+        mine = [r | {"idle_share": 0.5 if r["tokens"] < idle else 0.01} if "idle_share" in r else r for r in rows]
+        waits = [c for c in measured(mine).checks if "a host wait in every call" in c.claim]
+        assert [c.holds for c in waits] == [holds] * 2, waits
+
+
 def test_a_host_that_was_held_up_fails_the_claim():
     rows = [r | {"host_held_up": r["layer"] == "dense"} for r in table()]
     bad = failing(measured(rows))

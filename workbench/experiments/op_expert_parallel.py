@@ -203,6 +203,6 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
-    recording="2026-11-29_h200_662da48",
+    recording="2026-11-29_h200_3d77586",
     needs="CUDA GPUs of one host with peer access, NCCL and nvshmem4py",
 )
