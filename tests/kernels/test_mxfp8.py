@@ -3,12 +3,16 @@ wrong."""
 
 from __future__ import annotations
 
+import copy
+import gc
 import itertools
+import pickle
+import sys
 
 import pytest
 import torch
 from moe_kernels import mxfp8
-from moe_kernels.mxfp8 import api, blackwell, linear, reference
+from moe_kernels.mxfp8 import api, blackwell, cuda, linear, reference
 from moe_kernels.mxfp8 import rows as row_ops
 from moe_kernels.swiglu import swiglu
 
@@ -227,6 +231,55 @@ def test_bad_arguments_are_named(device):
         )
     with pytest.raises(ValueError, match="multiples of 32; got 40"):
         mxfp8.GroupedLinear(2, 40, 64)
+    with pytest.raises(TypeError, match=r"a must be a torch\.Tensor, MX or Folded; got list"):
+        mxfp8.grouped_gemm([1.0], fw, ends)
+    with pytest.raises(TypeError, match="w must be MX or Folded; got Tensor"):
+        mxfp8.grouped_gemm(x, w, ends)
+    with pytest.raises(TypeError, match="scratch must be Folded or None; got int"):
+        mxfp8.grouped_gemm(x, fw, ends, out=torch.empty(8, 32, device=device), scratch=5)
+    with pytest.raises(TypeError, match=r"out must be a torch\.Tensor; got NoneType"):
+        mxfp8.prepare(x, fw, ends, None)
+    with pytest.raises(ValueError, match=r"weight must have shape \[any, any, any\]; got \[32, 64\]"):
+        mxfp8.QuantizedWeight(w[0])
+    with pytest.raises(ValueError, match=r"width of h must be a multiple of 64 .*; got 65"):
+        mxfp8.swiglu_quantize(torch.zeros(2, 65, device=device))
+    for wide in (torch.zeros(1, device=device), torch.zeros(2, dtype=torch.int32, device=device)):
+        for call in (lambda w: mxfp8.quantize(x, wide=w), lambda w: mxfp8.fold(a, wide=w)):
+            with pytest.raises((TypeError, ValueError), match="wide must have"):
+                call(wide)
+        with pytest.raises((TypeError, ValueError), match="wide must have"):
+            mxfp8.swiglu_quantize(x, wide=wide)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"accumulate": ["fast"]}, r"accumulate must be 'promoted' or 'fast'; got \['fast'\]"),
+        ({"rounding": ["floor"]}, r"rounding must be 'floor' or 'rceil'; got \['floor'\]"),
+        ({"impl": ["cuda"]}, r"impl must be one of cuda, triton, reference; got \['cuda'\]"),
+        ({"overlap": [True]}, r"overlap must be True, False or None; got \[True\]"),
+        ({"variant": [0]}, r"variant must be an int or None; got \[0\]"),
+    ],
+)
+def test_options_that_cannot_be_hashed_are_named(device, options, error):
+    x, w, ends = operands([4, 4], 8, 32, 64, device)
+    fw, out = folded_weight(w), torch.empty(8, 32, dtype=torch.bfloat16, device=device)
+    for rows in (x, mxfp8.quantize(x, target="folded", impl="reference")):
+        with pytest.raises((TypeError, ValueError), match=error):
+            mxfp8.grouped_gemm(rows, fw, ends, out=out, **options)
+
+
+def test_a_target_that_cannot_be_hashed_is_named(device):
+    x = torch.zeros(8, 64, device=device)
+    slots, peers = torch.zeros(8, 1, dtype=torch.int32, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    error = r"target must be one of canonical, folded, row; got \['row'\]"
+    for call in (mxfp8.quantize, mxfp8.swiglu_quantize):
+        with pytest.raises(ValueError, match=error):
+            call(x, target=["row"])
+    with pytest.raises(ValueError, match=error):
+        mxfp8.dispatch_quantize(x, slots, slots, peers, peers, target=["row"])
+    with pytest.raises(ValueError, match="peer_scales must be contiguous"):
+        mxfp8.dispatch_quantize(x, slots, slots, peers.repeat(2), peers.repeat(4)[::2])
 
 
 def test_slices_of_one_buffer_and_no_rows_at_all_are_fine(device):
@@ -273,6 +326,130 @@ def test_weight_copies_are_renewed_once_after_each_step(monkeypatch):
         optimizer.step()
     assert len(made) == 2
     assert torch.equal(outputs[0], outputs[2]) and not torch.equal(outputs[2], outputs[3])
+
+
+def test_a_weight_that_took_the_place_of_another_is_quantised_anew():
+    layer, ends = mxfp8.GroupedLinear(2, 32, 32, dtype=torch.float32), torch.tensor([2, 4], dtype=torch.int32)
+    memory, x = layer.weight.data, torch.randn(4, 32)
+    layer(x, ends)
+    memory.mul_(2)
+    first, layer.weight = layer.weight, torch.nn.Parameter(memory)
+    assert (layer.weight.data_ptr(), layer.weight._version) == (first.data_ptr(), first._version)
+    assert torch.equal(layer(x, ends), mxfp8.grouped_linear(x, layer.weight, ends))
+
+
+def test_a_copied_or_saved_layer_quantises_its_own_weight():
+    layer, ends = mxfp8.GroupedLinear(2, 32, 32, dtype=torch.float32), torch.tensor([2, 4], dtype=torch.int32)
+    x = torch.randn(4, 32)
+    want = layer(x, ends)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert other._cache is None and torch.equal(other(x, ends), want)
+        with torch.no_grad():
+            other.weight.mul_(2)
+        assert torch.equal(other(x, ends), 2 * want)
+    assert torch.equal(layer(x, ends), want)
+
+
+class Recorded:
+    """A library that notes which launchers were called, and launches nothing."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str):
+        def launcher(*args):
+            self.calls.append(name + (" kept" if name.endswith("_launch") and args[-1] is not None else ""))
+            return 1 if name == "mx_plan_new" else 0
+
+        return launcher
+
+
+@pytest.fixture
+def recorded(monkeypatch) -> Recorded:
+    """CPU tensors take the CUDA kernels' host path, with a device 7 current."""
+    lib = Recorded()
+    monkeypatch.setattr(cuda, "library", lambda: lib)
+    monkeypatch.setattr(api, "pick_impl", lambda impl, device: "cuda")
+    monkeypatch.setattr(row_ops, "pick_impl", lambda impl, device: impl or "reference")
+    for module in (api, row_ops):
+        monkeypatch.setattr(module, "stream_of", lambda device: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 7, raising=False)
+    monkeypatch.setattr(api, "_PLANS", {})
+    return lib
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("rows", [16, 4096])
+def test_a_plan_is_found_whichever_device_is_current(recorded, rows):
+    x, w, ends = operands([rows // 2] * 2, rows, 32, 64, CPU)
+    fw, out = folded_weight(w), torch.empty(rows, 32, dtype=torch.bfloat16)
+    scratch = mxfp8.quantize(x, target="folded", impl="reference")
+    mxfp8.grouped_gemm(x, fw, ends, out=out, scratch=scratch)
+    launches = ["mx_small_launch"] if rows == 16 else ["mx_rows_launch", "mx_big_launch"]
+    assert recorded.calls == [*launches, "mx_plan_new", *(f"{name} kept" for name in launches)]
+    recorded.calls.clear()
+    mxfp8.grouped_gemm(x, fw, ends, out=out, scratch=scratch)
+    assert recorded.calls == ["mx_plan_run"]
+    recorded.calls.clear()
+    ready = mxfp8.prepare(x, fw, ends, out, scratch=scratch)
+    assert ready() is out
+    assert recorded.calls[-1] == "mx_plan_run"
+
+
+def test_bad_scratch_is_refused_at_every_call(recorded):
+    x, w, ends = operands([512, 512], 1024, 32, 64, CPU)
+    fw, out = folded_weight(w), torch.empty(1024, 32, dtype=torch.bfloat16)
+    short = mxfp8.Folded(*(t[:8] for t in mxfp8.quantize(x, target="folded", impl="reference")))
+    inside = mxfp8.Folded(out.view(torch.float8_e4m3fn), torch.empty(1024, dtype=torch.uint8))
+    shared = inside._replace(payload=x.view(-1).view(torch.float8_e4m3fn)[: x.numel()].view_as(x))
+    alias = "scratch must not share memory"
+    for scratch, error in ((short, "out payload must have shape"), (inside, alias), (shared, alias)):
+        for _ in range(3):
+            with pytest.raises(ValueError, match=error):
+                mxfp8.grouped_gemm(x, fw, ends, out=out, scratch=scratch)
+    assert not api._PLANS and not recorded.calls
+
+
+def test_an_address_between_16_bytes_is_refused_before_a_launch(recorded):
+    def moved(t: torch.Tensor) -> torch.Tensor:
+        raw = torch.empty(t.nbytes + 32, dtype=torch.uint8)
+        start = -raw.data_ptr() % 16 + 8
+        return raw[start : start + t.nbytes].view(t.dtype).view(t.shape)
+
+    x, w, ends = operands([4, 4], 8, 32, 64, CPU)
+    fw, out = folded_weight(w), torch.empty(8, 32, dtype=torch.bfloat16)
+    bad_w = fw._replace(payload=moved(fw.payload))
+    for name, args in (("a", (moved(x), fw, out)), ("w payload", (x, bad_w, out)), ("out", (x, fw, moved(out)))):
+        with pytest.raises(ValueError, match=f"{name} to start at a multiple of 16 bytes; got 8 bytes past"):
+            mxfp8.grouped_gemm(args[0], args[1], ends, out=args[2])
+    with pytest.raises(ValueError, match="the rows to start at a multiple of 16 bytes"):
+        mxfp8.quantize(moved(x), impl="cuda")
+    assert not recorded.calls
+
+
+def test_a_plan_without_a_library_leaves_no_second_error(monkeypatch):
+    def missing():
+        raise RuntimeError("no nvcc")
+
+    ignored = []
+    monkeypatch.setattr(cuda, "library", missing)
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    with pytest.raises(RuntimeError, match="no nvcc"):
+        cuda.Plan()
+    gc.collect()
+    assert not ignored
+
+
+def test_a_given_out_does_not_break_a_compiled_graph():
+    x, w, ends = operands([4, 4], 8, 32, 64, CPU)
+    fw, out = folded_weight(w), torch.zeros(8, 32)
+    compiled = torch.compile(
+        lambda a: mxfp8.grouped_gemm(a, fw, ends, out=out, impl="reference") * 2, fullgraph=True, backend="eager"
+    )
+    assert torch.equal(compiled(x), 2 * mxfp8.grouped_gemm(x, fw, ends, out=torch.zeros(8, 32), impl="reference"))
 
 
 def test_block_scaled_layout_is_a_permutation_with_known_places():
@@ -390,6 +567,37 @@ def test_a_repeated_call_launches_what_the_first_one_checked(cuda_kernels, rows)
         assert len(api._PLANS) == (2, 2, 4, 6, 8)[step]
     with pytest.raises(TypeError, match="offsets must have dtype"):
         mxfp8.grouped_gemm(x, fw, ends.view(torch.float32), out=outs[0], scratch=scratch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [48, 4096])
+@pytest.mark.parametrize(("home", "current"), [(1, 0), (0, 1)])
+def test_launches_follow_their_tensors_whichever_device_is_current(cuda_kernels, rows, home, current):
+    if torch.cuda.device_count() < 2 or not row_ops.cuda_ready(1):
+        pytest.skip("needs two GPUs of compute capability 9")
+    device = torch.device("cuda", home)
+    x, w, ends = operands([rows // 4] * 4, rows, 256, 256, device)
+    fw, scratch = folded_weight(w), mxfp8.Folded(*mxfp8.quantize(x, target="folded"))
+    out, stream = torch.empty(rows, 256, dtype=torch.bfloat16, device=device), torch.cuda.Stream(device)
+    with torch.cuda.device(device):
+        want = mxfp8.grouped_gemm(x, fw, ends)
+    api._PLANS.clear()
+    with torch.cuda.device(current):
+        ready = mxfp8.prepare(x, fw, ends, out, scratch=scratch)
+        for call in (ready, lambda: mxfp8.grouped_gemm(x, fw, ends, out=out, scratch=scratch, impl="cuda")):
+            for _ in range(3):
+                out.fill_(torch.nan)
+                assert call() is out and torch.equal(out, want)
+                assert torch.cuda.current_device() == current
+        (kept,) = api._PLANS.values()
+        out.fill_(torch.nan)
+        torch.cuda.synchronize(device)
+        with torch.cuda.stream(stream):
+            torch.cuda.set_device(current)
+            ready()
+        stream.synchronize()
+        assert torch.equal(out, want)
+    assert kept[1] == home
 
 
 @pytest.mark.gpu

@@ -18,6 +18,7 @@ from moe_kernels.mxfp8.rows import (
     FLOATS,
     MX,
     Folded,
+    check_aligned,
     check_width,
     fold,
     is_rceil,
@@ -153,13 +154,27 @@ def grouped_gemm(
     key = None
     if out is not None and not torch.compiler.is_compiling():
         key = _plan_key(a, w, ends, out, scratch, accumulate, rounding, impl, overlap, variant)
-        found = _PLANS.get(key)
-        if found is not None and found[1] == torch._C._cuda_getDevice():
+        try:
+            found = _PLANS.get(key)
+        except TypeError:  # an option that cannot be hashed: the checks below name it
+            key = found = None
+        if found is not None and found[1] == out.get_device():
             found[0].run(torch._C._cuda_getCurrentRawStream(found[1]))
             return out
     if accumulate not in ("promoted", "fast"):
         raise ValueError(f"accumulate must be 'promoted' or 'fast'; got {accumulate!r}")
+    rceil = is_rceil(rounding)
+    if overlap is not None and not isinstance(overlap, bool):
+        raise TypeError(f"overlap must be True, False or None; got {overlap!r}")
+    if variant is not None and not isinstance(variant, int):
+        raise TypeError(f"variant must be an int or None; got {variant!r}")
     raw = isinstance(a, torch.Tensor)
+    if not raw and not isinstance(a, (MX, Folded)):
+        raise TypeError(f"a must be a torch.Tensor, MX or Folded; got {type(a).__name__}")
+    if not isinstance(w, (MX, Folded)):
+        raise TypeError(f"w must be MX or Folded; got {type(w).__name__}")
+    if scratch is not None and not (isinstance(scratch, tuple) and len(scratch) == 2):
+        raise TypeError(f"scratch must be Folded or None; got {type(scratch).__name__}")
     rows = a if raw else a.payload
     check_tensor("w payload", w.payload, shape=(None, None, None), dtypes=(E4M3,), contiguous=True)
     E, N, K = w.payload.shape
@@ -207,6 +222,9 @@ def grouped_gemm(
         raise TypeError(f"impl='cuda' writes bfloat16; got out of dtype {out.dtype}")
     if N % 8:
         raise ValueError(f"impl='cuda' needs N to be a multiple of 8 (16-byte rows); got {N}")
+    check_aligned("a", rows)
+    check_aligned("w payload", w.payload)
+    check_aligned("out", out)
     chosen = choose_variant(M, N, K, E, accumulate) if variant is None else variant
     small, direct = chosen >= SMALL, isinstance(a, Folded)
     if overlap is None:
@@ -215,16 +233,16 @@ def grouped_gemm(
         overlap = False  # the compiler may put another launch between the two
     if small and raw and a.dtype is torch.float32:
         raise TypeError("impl='cuda' quantises bfloat16 rows; got float32")
-    source = 3 if direct else 0 if not raw else 2 if is_rceil(rounding) else 1
+    source = 3 if direct else 0 if not raw else 2 if rceil else 1
     flags = 0 if not overlap else OVERLAP if small or direct else OVERLAP | EARLY
-    if key is not None and M and E and (small or direct or (scratch is not None and rows.dtype is not torch.float32)):
-        _keep_plan(key, a, w, ends, out, scratch, source, chosen, flags)
     if small:
         _gemm(rows, None if raw else a[1], w[0], w[1], ends, out, source, impl, chosen, flags)
-        return out
-    if not isinstance(a, Folded):
-        a = _fold_rows(a, rounding, scratch, impl, overlap)
-    _gemm(a[0], a[1], w[0], w[1], ends, out, 3, impl, chosen, flags)
+    else:
+        folded_a = a if isinstance(a, Folded) else _fold_rows(a, rounding, scratch, impl, overlap, out)
+        _gemm(folded_a[0], folded_a[1], w[0], w[1], ends, out, 3, impl, chosen, flags)
+    # Only now: a plan is taken without any check, and the launch above has checked `scratch`.
+    if key is not None and M and E and (small or direct or (scratch is not None and rows.dtype is not torch.float32)):
+        _keep_plan(key, a, w, ends, out, scratch, source, chosen, flags)
     return out
 
 
@@ -243,7 +261,9 @@ def _plan_key(a: Any, w: Any, ends: Any, out: Any, scratch: Any, *options: Any) 
         return None
     tensors = (a, *w, ends, out) if kind is torch.Tensor else (*a, *w, ends, out)
     if scratch is not None:
-        tensors += tuple(scratch)
+        if not isinstance(scratch, tuple):
+            return None
+        tensors += scratch
     facts: list[Any] = [kind, options]
     for t in tensors:
         if type(t) not in _PLAIN:
@@ -262,16 +282,16 @@ def _keep_plan(key: Any, a, w, ends, out, scratch, source: int, chosen: int, fla
     def address(t: torch.Tensor | None) -> int | None:
         return None if t is None else t.data_ptr()
 
-    if chosen < SMALL and source != 3:
-        kept = (address(scratch[0]), address(scratch[1]))
-        release = RELEASE if flags & OVERLAP else 0
-        status = lib.mx_rows_launch(
-            address(rows), address(scale), *kept, None, M, K, source, 1, release, None, plan.handle
-        )
-        cuda.check(status, "MXFP8 row kernel")
-        rows, scale = scratch
-    head = (*map(address, (rows, scale, w[0], w[1], ends, out)), M, N, K, E)
     with on_device(out):
+        if chosen < SMALL and source != 3:
+            kept = (address(scratch[0]), address(scratch[1]))
+            release = RELEASE if flags & OVERLAP else 0
+            status = lib.mx_rows_launch(
+                address(rows), address(scale), *kept, None, M, K, source, 1, release, None, plan.handle
+            )
+            cuda.check(status, "MXFP8 row kernel")
+            rows, scale = scratch
+        head = (*map(address, (rows, scale, w[0], w[1], ends, out)), M, N, K, E)
         if chosen >= SMALL:
             status = lib.mx_small_launch(*head, source, chosen - SMALL, flags, None, plan.handle)
         else:
@@ -279,10 +299,12 @@ def _keep_plan(key: Any, a, w, ends, out, scratch, source: int, chosen: int, fla
     cuda.check(status, "MXFP8 grouped GEMM")
     if len(_PLANS) >= _MOST_PLANS:
         _PLANS.clear()
-    _PLANS[key] = plan, out.device.index
+    _PLANS[key] = plan, out.get_device()
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if torch.compiler.is_compiling():  # what the compiler traces has no address
+        return False
     start, other = a.data_ptr(), b.data_ptr()
     return start < other + b.nbytes and other < start + a.nbytes
 
@@ -297,12 +319,14 @@ def prepare(
     accumulate: str = "promoted",
     rounding: str = "floor",
 ) -> Callable[[], torch.Tensor]:
-    """Check everything once and return a call without arguments that launches the CUDA kernels on the current stream.
+    """Check everything once and return a call without arguments that launches the CUDA kernels on the current stream
+    of the tensors' device, whichever device is current.
 
     For buffers that stay where they are from step to step: the call costs the host its launches and nothing else. It
     holds the tensors; new values in them are seen, new tensors are not. Arguments and errors are `grouped_gemm`'s,
     folded or BF16 rows only; BF16 rows need `scratch` where two launches are taken.
     """
+    check_tensor("out", out)
     options = (accumulate, rounding, "cuda", None, None)
     grouped_gemm(a, w, ends, out=out, scratch=scratch, accumulate=accumulate, rounding=rounding, impl="cuda")
     found = _PLANS.get(_plan_key(a, w, ends, out, scratch, *options))
@@ -320,11 +344,17 @@ def prepare(
     return call
 
 
-def _fold_rows(a: MX | torch.Tensor, rounding: str, scratch: Folded | None, impl: str, overlap: bool) -> Folded:
+def _fold_rows(
+    a: MX | torch.Tensor, rounding: str, scratch: Folded | None, impl: str, overlap: bool, out: torch.Tensor
+) -> Folded:
     """Fold or quantise rows in a launch that lets the GEMM after it start early."""
     raw = isinstance(a, torch.Tensor)
     rows = a if raw else a.payload
     payload, scale = new_rows(rows.shape[0], rows.shape[1], "folded", rows.device, scratch)
+    if scratch is not None:
+        check_aligned("scratch payload", payload)
+        if _overlap(out, payload) or _overlap(rows, payload):
+            raise ValueError("scratch must not share memory with out or a")
     run_rows(
         rows,
         None if raw else a.scales,

@@ -418,12 +418,7 @@ extern "C" {
 
 void* mx_plan_new() { return new Plan{}; }
 void mx_plan_free(void* plan) { delete static_cast<Plan*>(plan); }
-int mx_plan_run(const void* plan, void* stream) {
-    const Plan& p = *static_cast<const Plan*>(plan);
-    for (int i = 0; i < p.count; ++i)
-        if (int rc = p.launches[i].submit(stream)) return rc;
-    return 0;
-}
+int mx_plan_run(const void* plan, void* stream) { return static_cast<const Plan*>(plan)->run(stream); }
 
 // source: 0 canonical MX, 1 bf16 floor, 2 bf16 rceil; target: 0 canonical, 1 folded, 2 row-scaled. wide may be null. A plan, where given,
 // keeps the launch instead of submitting it; so for the launchers below.

@@ -64,7 +64,7 @@ def library() -> ctypes.CDLL:
         nvcc = _nvcc()
         if nvcc is None:
             raise RuntimeError(
-                "impl='cuda' needs nvcc (CUDA 12.4 or newer) on the PATH; use impl='triton' or impl='torch'"
+                "impl='cuda' needs nvcc (CUDA 12.4 or newer) on the PATH; use impl='triton' or impl='reference'"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -88,7 +88,8 @@ def library() -> ctypes.CDLL:
 class Plan:
     """Up to two launches with their arguments, kept on the C++ side: `run` costs the host one foreign call.
 
-    It holds addresses, not tensors: whoever keeps a plan sees to it that they stay valid.
+    It belongs to the device that was current when its launches were kept. It holds addresses, not tensors: whoever
+    keeps a plan sees to it that they stay valid.
     """
 
     __slots__ = ("_free", "_run", "handle")
@@ -99,12 +100,18 @@ class Plan:
         self._run, self._free = lib.mx_plan_run, lib.mx_plan_free
 
     def run(self, stream: int) -> None:
-        """Submit the launches to a stream of the current device. Raises RuntimeError where CUDA refuses one."""
+        """Submit the launches to a stream of the plan's device, which need not be the current one.
+
+        Raises:
+            RuntimeError: CUDA refuses a launch.
+        """
         if status := self._run(self.handle, stream):
             check(status, "MXFP8 grouped GEMM")
 
     def __del__(self) -> None:
-        self._free(self.handle)
+        free = getattr(self, "_free", None)  # absent where the library could not be had
+        if free is not None:
+            free(self.handle)
 
 
 _MEANING = {

@@ -33,14 +33,15 @@ inline int make_map(CUtensorMap* map, const void* ptr, int64_t rows, int K, int 
                      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
+// Multiprocessors of the current device; 0 where there is none, which the launch then refuses.
 inline int sm_count() {
-    static int n = [] {
-        int dev = 0, v = 0;
-        cudaGetDevice(&dev);
-        cudaDeviceGetAttribute(&v, cudaDevAttrMultiProcessorCount, dev);
-        return v;
-    }();
-    return n;
+    static int counts[kMaxDevices];
+    int device = 0, count = 0;
+    if (cudaGetDevice(&device) != cudaSuccess) return 0;
+    if (device < kMaxDevices && counts[device] > 0) return counts[device];
+    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    if (device < kMaxDevices) counts[device] = count;
+    return count;
 }
 
 // A launch with its arguments, ready to be submitted again and again.
@@ -60,7 +61,9 @@ struct Launch {
         c.stream = static_cast<cudaStream_t>(stream), c.attrs = attribute, c.numAttrs = overlap;
         void* args[12];
         for (int i = 0; i < count; ++i) args[i] = const_cast<unsigned char*>(storage) + offset[i];
-        return cudaLaunchKernelExC(&c, kernel, args);
+        const cudaError_t rc = cudaLaunchKernelExC(&c, kernel, args);
+        if (rc != cudaSuccess) cudaGetLastError();  // told to the caller; left pending, the next kernel of torch would report it
+        return rc;
     }
     template <class T>
     void add(const T& value) {
@@ -74,7 +77,20 @@ struct Launch {
 
 struct Plan {
     Launch launches[2];
-    int count;
+    int count, device;
+
+    // The default stream is another one on every device, and any other stream belongs to one device: that of the plan
+    // is made current for its launches.
+    int run(void* stream) const {
+        int current = 0;
+        if (int rc = cudaGetDevice(&current)) return rc;
+        if (current != device)
+            if (int rc = cudaSetDevice(device)) return rc;
+        int rc = 0;
+        for (int i = 0; i < count && rc == 0; ++i) rc = launches[i].submit(stream);
+        if (current != device) cudaSetDevice(current);
+        return rc;
+    }
 };
 
 // Submits at once, or keeps the launch in `plan` where one is given.
@@ -87,6 +103,7 @@ int launch(void (*kernel)(P...), int grid, int block, int smem, bool overlap, vo
     (one.add(static_cast<P>(args)), ...);
     if (plan == nullptr) return one.submit(stream);
     if (plan->count == 2) return -6;
+    if (int rc = cudaGetDevice(&plan->device)) return rc;
     plan->launches[plan->count++] = one;
     return 0;
 }

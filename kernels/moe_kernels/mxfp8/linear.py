@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
 
 from moe_kernels import _compat
+from moe_kernels._launch import check_tensor
 from moe_kernels.mxfp8 import reference
 from moe_kernels.mxfp8.api import grouped_gemm
-from moe_kernels.mxfp8.rows import MX, Folded, quantize
+from moe_kernels.mxfp8.rows import FLOATS, MX, Folded, quantize
 
 
 class QuantizedWeight:
@@ -17,6 +19,7 @@ class QuantizedWeight:
     gradient."""
 
     def __init__(self, weight_ENK: torch.Tensor, rounding: str = "floor", impl: str | None = None) -> None:
+        check_tensor("weight", weight_ENK, shape=(None, None, None), dtypes=FLOATS)
         self.forward = _quantize_weight(weight_ENK, rounding, impl)
         self.transposed = _quantize_weight(weight_ENK.transpose(1, 2), rounding, impl)
 
@@ -85,7 +88,8 @@ class GroupedLinear(torch.nn.Module):
     """E linear maps K -> N on grouped rows in MXFP8. The weights are quantised once per optimizer step.
 
     The copies are renewed at the first forward after the weight changed in place (its version counter tells, without
-    a device wait); `refresh` renews them at once.
+    a device wait) or was replaced; `refresh` renews them at once. Writes through `weight.data` move no counter: call
+    `refresh` after them. A copied or saved module leaves the copies behind.
     """
 
     def __init__(
@@ -108,20 +112,29 @@ class GroupedLinear(torch.nn.Module):
         torch.nn.init.normal_(self.weight, std=in_features**-0.5)
         self.rounding, self.impl = rounding, impl
         self._cache: QuantizedWeight | None = None
-        self._version: tuple[int, int] | None = None
+        self._version: tuple[weakref.ref[torch.Tensor], int, int] | None = None
 
     def refresh(self) -> QuantizedWeight:
         """Quantise the weight now and return the copies."""
         with torch.no_grad():
             self._cache = QuantizedWeight(self.weight, self.rounding, self.impl)
-        self._version = (self.weight.data_ptr(), self.weight._version)
+        # The object as well: another parameter may come to lie at the same address with the same count.
+        self._version = (weakref.ref(self.weight), self.weight.data_ptr(), self.weight._version)
         return self._cache
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_cache": None, "_version": None}
 
     def forward(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         """Return [M, N] for rows x [M, K] and cumulative group ends [E]."""
-        current = (self.weight.data_ptr(), self.weight._version)
-        cache = self._cache if self._cache is not None and current == self._version else self.refresh()
-        return grouped_linear(x, self.weight, ends, cache, rounding=self.rounding, impl=self.impl)
+        weight, cache = self.weight, self._cache
+        if cache is None or self._version is None or self._stale(weight, *self._version):
+            cache = self.refresh()
+        return grouped_linear(x, weight, ends, cache, rounding=self.rounding, impl=self.impl)
+
+    @staticmethod
+    def _stale(weight: torch.Tensor, of: weakref.ref[torch.Tensor], address: int, version: int) -> bool:
+        return of() is not weight or weight.data_ptr() != address or weight._version != version
 
 
 def exact_operand(x: torch.Tensor, rounding: str = "floor", impl: str | None = None) -> MX:

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, overload
 
 import torch
 
+from moe_kernels import _compat
 from moe_kernels._launch import check_tensor, compile_safe, on_device, resolve_impl
 from moe_kernels.mxfp8 import reference
 
@@ -61,12 +62,26 @@ def pick_impl(impl: str | None, device: torch.device) -> str:
 
 
 def stream_of(device: torch.device) -> int:
-    return torch.cuda.current_stream(device).cuda_stream
+    return _compat.current_stream_address(device.index)
 
 
 def check_width(name: str, width: int) -> None:
     if width % BLOCK:
         raise ValueError(f"the last dimension of {name} must be a multiple of {BLOCK}; got {width}")
+
+
+def check_aligned(name: str, tensor: torch.Tensor) -> None:
+    # The CUDA kernels move 16 bytes at a time; an odd address would end the process's use of the GPU. The compiler's
+    # tensors have no address.
+    if not torch.compiler.is_compiling() and tensor.data_ptr() % 16:
+        raise ValueError(
+            f"impl='cuda' needs {name} to start at a multiple of 16 bytes; got {tensor.data_ptr() % 16} bytes past one"
+        )
+
+
+def check_wide(wide: torch.Tensor | None, device: torch.device) -> None:
+    if wide is not None:
+        check_tensor("wide", wide, shape=(1,), dtypes=(torch.int32,), device=device)
 
 
 def is_rceil(rounding: str) -> bool:
@@ -92,6 +107,8 @@ def run_rows(
     if impl == "cuda" and source != 2 and x.dtype is not torch.float32:
         from moe_kernels.mxfp8 import cuda
 
+        check_aligned("the rows", x)
+        check_aligned("out payload", out)
         kind = cuda.FROM_MX if source == 0 else cuda.FROM_BF16_RCEIL if rceil else cuda.FROM_BF16_FLOOR
         with on_device(out):
             status = (
@@ -141,9 +158,14 @@ def _rows_reference(x, scales, out, out_scales, wide, source, target, rounding) 
         wide += count
 
 
-def new_rows(rows: int, width: int, target: str, device: torch.device, out: tuple[torch.Tensor, torch.Tensor] | None):
-    if target not in _TARGETS:
+def _target_code(target: str) -> int:
+    if target not in tuple(_TARGETS):  # a tuple, because what cannot be hashed shall get the same error
         raise ValueError(f"target must be one of {', '.join(_TARGETS)}; got {target!r}")
+    return _TARGETS[target]
+
+
+def new_rows(rows: int, width: int, target: str, device: torch.device, out: tuple[torch.Tensor, torch.Tensor] | None):
+    _target_code(target)
     shape = (rows, width // BLOCK) if target == "canonical" else (rows,)
     if out is None:
         return torch.empty(rows, width, dtype=E4M3, device=device), torch.empty(shape, dtype=torch.uint8, device=device)
@@ -219,6 +241,7 @@ def quantize(
     """
     check_tensor("x", x, shape=(None, None), dtypes=FLOATS, contiguous=True)
     check_width("x", x.shape[1])
+    check_wide(wide, x.device)
     payload, scales = new_rows(x.shape[0], x.shape[1], target, x.device, out)
     run_rows(x, None, payload, scales, wide, 1, _TARGETS[target], is_rceil(rounding), pick_impl(impl, x.device))
     return _pack(target, payload, scales)
@@ -244,6 +267,7 @@ def fold(
     check_tensor(
         "scales", mx.scales, shape=(M, K // BLOCK), dtypes=(torch.uint8,), device=mx.payload.device, contiguous=True
     )
+    check_wide(wide, mx.payload.device)
     payload, row_scale = new_rows(M, K, "folded", mx.payload.device, out)
     run_rows(mx.payload, mx.scales, payload, row_scale, wide, 0, 1, False, pick_impl(impl, mx.payload.device))
     return Folded(payload, row_scale)
@@ -303,8 +327,10 @@ def swiglu_quantize(
     """Return quantize(silu(gate) * up) in one pass. h: [M, 2F] BF16 or FP32, gate first; the product is rounded to
     BF16 in between."""
     check_tensor("h", h, shape=(None, None), dtypes=FLOATS, contiguous=True)
+    if h.shape[1] % (2 * BLOCK):
+        raise ValueError(f"the width of h must be a multiple of {2 * BLOCK} (gate and up); got {h.shape[1]}")
     F = h.shape[1] // 2
-    check_width("h's half", F)
+    check_wide(wide, h.device)
     payload, scales = new_rows(h.shape[0], F, target, h.device, out)
     run_rows(h, None, payload, scales, wide, 2, _TARGETS[target], is_rceil(rounding), pick_impl(impl, h.device))
     return _pack(target, payload, scales)
@@ -334,14 +360,13 @@ def dispatch_quantize(
     """
     check_tensor("x", x, shape=(None, None), dtypes=FLOATS, contiguous=True)
     check_width("x", x.shape[1])
-    if target not in _TARGETS:
-        raise ValueError(f"target must be one of {', '.join(_TARGETS)}; got {target!r}")
+    code, rceil = _target_code(target), is_rceil(rounding)
     check_tensor("rank", rank, shape=(x.shape[0], None), dtypes=(torch.int32,), device=x.device, contiguous=True)
     check_tensor("row", row, shape=rank.shape, dtypes=(torch.int32,), device=x.device, contiguous=True)
-    check_tensor("peer_payload", peer_payload, shape=(None,), dtypes=(torch.int64,), device=x.device)
-    check_tensor("peer_scales", peer_scales, shape=peer_payload.shape, dtypes=(torch.int64,), device=x.device)
+    for name, peers in (("peer_payload", peer_payload), ("peer_scales", peer_scales)):
+        check_tensor(name, peers, shape=peer_payload.shape, dtypes=(torch.int64,), device=x.device, contiguous=True)
     resolve_impl("triton", x.device, ("triton",))
     from moe_kernels.mxfp8 import triton
 
     with on_device(x):
-        triton.scatter_rows(x, peer_payload, peer_scales, rank, row, target=_TARGETS[target], rceil=is_rceil(rounding))
+        triton.scatter_rows(x, peer_payload, peer_scales, rank, row, target=code, rceil=rceil)
