@@ -7,6 +7,7 @@ import pytest
 
 from workbench.experiment import Result
 from workbench.experiments import tab48_submission_tax as tab48
+from workbench.widgets import explore
 
 CEILINGS = {"copy_GBps": 4000.0, "bf16_TFLOPs": 700.0, "fp8_TFLOPs": 1250.0}
 TIMES = {  # M -> variant -> (eager, graph), prequantised and including quantisation alike
@@ -24,7 +25,8 @@ def process(drift: float = 1.0, honest: bool = False, **changed: float) -> dict:
                 if variant == "bf16_grouped" and source == "including_q":
                     continue
                 scale = drift if variant == "ours" else 1.0
-                eager_us = changed.get(f"{variant}_{M}_eager", eager) * scale
+                named = (f"{variant}_{M}_{source}_eager", f"{variant}_{M}_eager")
+                eager_us = next((changed[n] for n in named if n in changed), eager) * scale
                 sample = {"M": M, "variant": variant, "input": source, "swept": False, "error": 1.7e-3 * scale}
                 sample |= {
                     "eager": [[eager_us - 1, eager_us], [eager_us, eager_us + 1]],
@@ -99,12 +101,79 @@ def test_claims_hold_on_these_samples_and_the_comparison_has_twelve_cells():
     ("changed", "failing"),
     [
         ({"ours_32768_eager": 400.0}, [0, 3]),
+        ({"ours_32768_prequantized_eager": 260.0}, [0]),
+        ({"ours_32768_including_q_eager": 260.0}, [0]),
+        ({"ours_32768_including_q_eager": 325.0}, [0]),
+        ({"ours_128_eager": 22.0, "ours_4096_eager": 44.0}, []),
         ({"multi_launch_128_eager": 40.0}, [1, 2]),
         ({"ours_4096_eager": 300.0}, [3]),
     ],
 )
 def test_claims_can_fail(changed, failing):
     assert [i for i, c in enumerate(result(process(**changed)).checks) if c.holds is False] == failing
+
+
+def test_convergence_is_read_at_the_reports_largest_size_and_shows_both_inputs():
+    found = result(process(ours_32768_prequantized_eager=280.0, ours_32768_including_q_eager=310.0))
+    beyond = {"variant": "ours", "M": 65536, "mode": "eager", "speedup": 9.0}
+    rows = found.table.to_dicts() + [beyond | {"input": s} for s in tab48.INPUTS]
+    rows += [beyond | {"input": s, "mode": "graph", "speedup": 1.0} for s in tab48.INPUTS]
+    swept = Result(
+        experiment=tab48.EXPERIMENT,
+        params=found.params,
+        source="model",
+        table=pl.DataFrame(rows, infer_schema_length=None),
+    )
+    for checked in (found, swept):
+        check = checked.checks[0]
+        assert "M = 32768" in check.claim and "less than 10% apart for either input" in check.claim
+        # Speedups are 506/280 and 505/290, 506/310 and 505/290.
+        assert check.holds and check.value == "prequantized 3.8%, including q 6.7% apart"
+
+
+def test_the_least_lead_is_the_smallest_of_the_cells():
+    cells = tab48.comparison(result(process()))
+    least = min(c["ours"] / c[tab48.REPORT] for c in cells)
+    assert result(process()).checks[3].value == f"12 cells, least lead {least:.2f}x"
+
+
+@pytest.mark.parametrize("missing", [("graph", 32768), ("eager", 32768), ("graph", 128)])
+def test_a_table_without_one_cell_leaves_its_claim_open(missing):
+    mode, M = missing
+    part = process()
+    for sample in part["samples"]:
+        if sample["M"] == M and sample["variant"] != "bf16_grouped" and sample["input"] == "including_q":
+            sample[mode] = []
+    want = [None if M == 32768 else True, True, None if M == 128 else True, None]
+    assert [c.holds for c in result(part).checks] == want
+
+
+def test_the_slider_steps_through_the_recorded_sizes_and_reads_them_off():
+    recorded = tab48.EXPERIMENT.run(source="recorded")
+    slider = explore(recorded, only=["view_M"]).explorer.controls["view_M"]
+    assert list(slider.options) == sorted(set(recorded.table["M"])) == sorted(tab48.ROWS_M + tab48.SWEPT_M)
+    for M in (16, 4096, 65536):
+        found = recorded.with_params(view_M=M)
+        for heading, source in zip(found.figure().layout.annotations, tab48.INPUTS):
+            for mode in tab48.MODES:
+                row = cell(found, M=M, input=source, variant="ours", mode=mode)
+                shown = f"ours at M = {M}, {mode}: {row['time_us_p50']:.1f} us, {row['speedup']:.2f}x BF16"
+                assert shown in heading.text
+
+
+@pytest.mark.parametrize(("view_M", "shown"), [(64, 128), (512, 128), (2048, 4096), (65536, 32768)])
+def test_a_size_that_was_not_measured_shows_the_nearest_on_the_logarithmic_axis(view_M, shown):
+    found = result(process())
+    found = Result(
+        experiment=tab48.EXPERIMENT, params=found.params.replace(view_M=view_M), source="model", table=found.table
+    )
+    assert f"ours at M = {shown}, " in found.figure().layout.annotations[0].text
+
+
+def test_the_legend_stands_below_the_panels():
+    fig = tab48.EXPERIMENT.run(source="recorded").figure()
+    assert fig.layout.legend.yanchor == "top" and fig.layout.legend.y < 0
+    assert fig.layout.margin.t < 140, "title, badge and three lines of headings"
 
 
 def test_claims_that_the_table_cannot_decide_are_left_open():

@@ -21,6 +21,7 @@ class LineParams(Params):
     # Ten to the power of the logarithm of these bounds lies outside of them.
     scale: float = param(15.0, "factor", min=11.0, max=20.0, log=True)
     shape: Literal["line", "square"] = param("line", "form")
+    size: int = param(64, "sizes far apart", choices=(16, 64, 4096), log=True)
     label: str = param("x", "has no bounds, so no control")
 
 
@@ -62,6 +63,10 @@ def test_controls_follow_the_metadata() -> None:
     assert isinstance(scale, ipywidgets.FloatLogSlider)
     assert (10**scale.min, 10**scale.max) == pytest.approx((11.0, 20.0))
     assert explorer.controls["shape"].options == ("line", "square")
+    size = explorer.controls["size"]
+    assert isinstance(size, ipywidgets.SelectionSlider) and (size.options, size.value) == ((16, 64, 4096), 64)
+    size.value = 4096
+    assert explorer.result.params.size == 4096
     assert "label" not in explorer.controls
 
 

@@ -72,7 +72,9 @@ class Explorer:
         """Return the parameters as set."""
         values = {name: control.value for name, control in self.controls.items()}
         for f in dataclasses.fields(self.first.experiment.params):
-            if f.metadata.get("log") and f.name in values:  # ten to the power of a logarithm may miss its bound
+            if (
+                f.metadata.get("log") and f.name in values and f.metadata.get("choices") is None
+            ):  # ten to the power of a logarithm may miss its bound
                 values[f.name] = min(max(values[f.name], f.metadata["min"]), f.metadata["max"])
         return values
 
@@ -130,6 +132,8 @@ def _control(f: dataclasses.Field[Any], value: Any, hint: Any) -> Any:
         "layout": {"width": "36em"},
         "tooltip": meta.get("doc", ""),
     }
+    if meta.get("choices") is not None and meta.get("log"):
+        return widgets.SelectionSlider(options=list(meta["choices"]), value=value, continuous_update=False, **look)
     if meta.get("choices") is not None:
         return widgets.Dropdown(options=list(meta["choices"]), value=value, **look)
     if typing.get_origin(hint) is typing.Literal:
