@@ -12,7 +12,16 @@ import pytest
 
 import workbench.record as record
 from workbench.experiment import Params, param
-from workbench.record import FIELDS, GROUPS, Recorder, check_all, check_recording, load_recording
+from workbench.record import (
+    FIELDS,
+    GROUPS,
+    RecordChangedError,
+    Recorder,
+    check_all,
+    check_recording,
+    load_recording,
+    record_digest,
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +49,12 @@ def copy(made, tmp_path) -> Path:
     return target
 
 
-def edit(path: Path, change) -> None:
+def edit(path: Path, change, seal: bool = True) -> None:
+    """Change a record; sealed, its digest fits again, so that each other defect shows alone."""
     found = json.loads((path / "record.json").read_text())
     change(found)
+    if seal:
+        found["digest"] = record_digest(found)
     (path / "record.json").write_text(json.dumps(found))
 
 
@@ -111,6 +123,51 @@ def test_each_defect_is_named(copy, change, expected):
     edit(copy, change)
     problems = check_recording(copy)
     assert any(expected in p for p in problems), problems
+    assert not any("digest" in p for p in problems)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r["workload"]["params"].update(rows=129),
+        lambda r: r["protocol"].pop("warmup"),
+        lambda r: r.update(note="added"),
+        lambda r: r["raw_outputs"]["files"]["table.csv"].update(sha256="0" * 64),
+        lambda r: r.update(digest="0" * 64),
+        lambda r: r.update(digest=None),
+    ],
+    ids=["value", "field dropped", "field added", "file's digest", "digest", "digest null"],
+)
+def test_a_hand_edited_record_is_named(copy, monkeypatch, change):
+    monkeypatch.setenv("WORKBENCH_DATA", str(copy.parent.parent.parent))
+    assert load_recording("tab48_submission_tax", copy.name).record["workload"]["params"]["rows"] == 128
+    edit(copy, change, seal=False)
+    assert any("expected the digest of its content" in p for p in check_recording(copy))
+    with pytest.raises(RecordChangedError, match=f"tab48_submission_tax/{copy.name}: record.json: expected the digest"):
+        load_recording("tab48_submission_tax", copy.name)
+
+
+def test_a_record_without_digest_is_read_but_not_passed(copy, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_DATA", str(copy.parent.parent.parent))
+    edit(copy, lambda r: r.pop("digest"), seal=False)
+    assert load_recording("tab48_submission_tax", copy.name).name == copy.name
+    assert [p for p in check_recording(copy) if "digest" in p and p.endswith("got None")] == check_recording(copy)
+    assert check_recording(copy)
+
+
+def test_the_digest_covers_values_not_layout(copy):
+    found = json.loads((copy / "record.json").read_text())
+    (copy / "record.json").write_text(json.dumps(dict(reversed(found.items())), indent=4))
+    assert check_recording(copy) == []
+
+
+def test_what_json_turns_into_text_keeps_its_digest(monkeypatch, tmp_path):
+    monkeypatch.setattr(record, "_environment", lambda: {"gpu": None, "gpus": [], "at_start": {}})
+    monkeypatch.setenv("WORKBENCH_DATA", str(tmp_path))
+    recorder = Recorder("x", {"by_rank": {10: 1.5, 9: 0.1}, "folder": Path("data"), "sizes": (1, 2)})
+    recorder.row(a=1)
+    name = recorder.write().name
+    assert load_recording("x", name).record["workload"]["params"]["by_rank"] == {"10": 1.5, "9": 0.1}
 
 
 def test_changed_and_unlisted_files_are_found(copy):

@@ -94,6 +94,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "protocol": ("timer", "warmup", "repeats"),
     "raw_outputs": ("files",),
 }
+DIGEST = "digest"
 _NAME = re.compile(r"(\d{4}-\d{2}-\d{2})_([a-z0-9]+)_([0-9a-f]{7}|nocommit)(-dirty)?(_\d{6})?")
 
 
@@ -105,6 +106,20 @@ def data_root() -> Path:
     here = Path(__file__).resolve().parent
     checkout = here.parent / "data"
     return checkout if checkout.is_dir() else here / "_bundled" / "data"
+
+
+class RecordChangedError(ValueError):
+    """A ``record.json`` that does not say what was written."""
+
+
+def record_digest(record: Mapping[str, Any]) -> str:
+    """Return the SHA-256 (hex) of a record's content, its own ``digest`` left out.
+
+    It covers values, not layout: keys are sorted and spaces dropped. The files have theirs in the record, so that this
+    one number covers the whole recording.
+    """
+    content = {k: v for k, v in record.items() if k != DIGEST}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -169,15 +184,21 @@ class Recording:
 def load_recording(slug: str, name: str) -> Recording:
     """Read one recording.
 
+    One without a digest (measured by a version that wrote none) is read; `check_recording` names it.
+
     Raises:
         FileNotFoundError: it is not there; the message lists those that are.
+        RecordChangedError: its ``record.json`` is not what was written.
     """
     folder = data_root() / "recorded" / slug
     path = folder / name
     if not (path / "record.json").is_file():
         have = sorted(p.name for p in folder.glob("*/")) if folder.is_dir() else []
         raise FileNotFoundError(f"no recording {name!r} of {slug}; present: {', '.join(have) or 'none'}")
-    return Recording(slug, name, json.loads((path / "record.json").read_text(encoding="utf-8")), path)
+    record = json.loads((path / "record.json").read_text(encoding="utf-8"))
+    if DIGEST in record and (problems := _check_digest(record)):
+        raise RecordChangedError(f"recording {slug}/{name}: {problems[0]}")
+    return Recording(slug, name, record, path)
 
 
 class Recorder:
@@ -279,7 +300,9 @@ class Recorder:
         try:
             for n, b in files.items():
                 (temporary / n).write_bytes(b)
-            text = json.dumps(record, indent=1, sort_keys=False, allow_nan=False, default=str)
+            # Of what a reader will parse: writing turns keys and foreign values into text.
+            parsed = json.loads(json.dumps(record, allow_nan=False, default=str))
+            text = json.dumps(parsed | {DIGEST: record_digest(parsed)}, indent=1)
             (temporary / "record.json").write_text(text + "\n", encoding="utf-8")
             temporary.chmod(0o755)
             os.replace(temporary, target)
@@ -345,7 +368,8 @@ def _no_constant(text: str) -> Any:
 def check_recording(path: Path) -> list[str]:
     """Return what is wrong with one recording's folder, one line each; empty when nothing is.
 
-    It compares names, schema, groups, required fields, every file's size and SHA-256, and looks for identifying text.
+    It compares names, schema, groups, required fields, the record's digest, every file's size and SHA-256, and looks
+    for identifying text.
     """
     from workbench.measure.scrub import leaks
 
@@ -358,7 +382,7 @@ def check_recording(path: Path) -> list[str]:
         return [f"record.json: expected JSON in UTF-8: {error}"]
     if not isinstance(record, dict):
         return [f"record.json: expected an object, got {type(record).__name__}"]
-    problems = _check_header(path, record)
+    problems = _check_header(path, record) + _check_digest(record)
     for group in GROUPS:
         values = record.get(group)
         if not isinstance(values, dict):
@@ -390,6 +414,11 @@ def _check_header(path: Path, record: Mapping[str, Any]) -> list[str]:
                     f"provenance.{field_name}: the folder's name says {in_name!r}, the record {in_record!r}"
                 )
     return problems
+
+
+def _check_digest(record: Mapping[str, Any]) -> list[str]:
+    told, found = record.get(DIGEST), record_digest(record)
+    return [] if told == found else [f"record.json: expected the digest of its content, {found}, got {told!r}"]
 
 
 def _check_files(path: Path, record: Mapping[str, Any]) -> list[str]:
