@@ -68,6 +68,16 @@ def test_speedup_is_taken_inside_each_process_and_its_range_is_kept():
     assert cell(found, M=128, input="including_q", variant="bf16_grouped", mode="graph")["speedup"] == 1
 
 
+def test_a_variant_that_failed_in_one_process_is_compared_inside_the_others():
+    first, second, third = process(1.0), process(1.1, bf16_grouped_128_eager=88.0), process(1.1)
+    first["samples"] = [s for s in first["samples"] if (s["variant"], s["M"]) != ("ours", 128)]
+    row = cell(result(first, second, third), M=128, input="prequantized", variant="ours", mode="eager")
+    assert (row["speedup_min"], row["speedup_max"], row["restarts"]) == pytest.approx((68 / 33, 88 / 33, 2), abs=1e-4)
+    third["samples"] = [s for s in third["samples"] if (s["variant"], s["M"]) != ("bf16_grouped", 128)]
+    row = cell(result(first, second, third), M=128, input="prequantized", variant="ours", mode="eager")
+    assert (row["speedup"], row["restarts"]) == pytest.approx((88 / 33, 1), abs=1e-4)
+
+
 def test_columns_begin_as_the_table_is_asked_for():
     assert result(process()).table.columns[:8] == [
         "M", "input", "variant", "mode", "speedup", "time_us_p50", "bf16_time_us_p50", "floor_share",
@@ -81,6 +91,9 @@ def test_floor_counts_each_operand_once():
     assert folded.bytes == rows * 1536 + weights + rows + 16 * 3072 + 2 * rows * 3072
     assert tab48.product_cost(rows, params, "ours", "including_q").bytes - folded.bytes == rows * 1536
     assert tab48.product_cost(rows, params, "ours_canonical", "prequantized").bytes - folded.bytes == rows * (48 - 1)
+    assert tab48.product_cost(rows, params, "multi_launch", "prequantized") == tab48.product_cost(
+        rows, params, "ours_canonical", "prequantized"
+    )
     assert folded.flop == 2 * rows * 1536 * 3072
     row = cell(result(process()), M=128, input="prequantized", variant="ours", mode="graph")
     assert row["floor_share"] == pytest.approx(folded.bytes / 4000e3 / 22, abs=1e-4)
@@ -190,6 +203,37 @@ def test_launch_costs_need_the_honest_columns():
     assert tab48.launch_costs(result(process())) == []
     costs = tab48.launch_costs(result(process(honest=True)))
     assert len(costs) == 18 and {c["submit_us_per_launch"] for c in costs} == {6.0}
+
+
+def test_a_variant_that_raises_is_named_and_the_others_are_timed(monkeypatch):
+    import torch
+
+    from workbench.measure import table48, timing
+
+    def calls(M, **_):
+        def broken():
+            raise RuntimeError("no such kernel")
+
+        def right():
+            return torch.ones(M, 2)
+
+        return {(table48.BASELINE, "prequantized"): [right], ("ours", "prequantized"): [broken, broken]}
+
+    def error_of(call, want):
+        return float((call() - want).norm())
+
+    monkeypatch.setattr(table48, "calls", calls)
+    monkeypatch.setattr(table48, "expected", lambda M, **_: dict.fromkeys(("bf16", "mxfp8"), torch.ones(M, 2)))
+    monkeypatch.setattr(table48, "error_of", error_of)
+    monkeypatch.setattr(table48, "eager_us", lambda call: [1.0])
+    monkeypatch.setattr(table48, "graph_us", lambda calls: [1.0])
+    monkeypatch.setattr(table48, "ceilings", dict)
+    for name in ("submit_us", "wall_us", "launches"):
+        monkeypatch.setattr(timing, name, lambda *args, **options: [1.0])
+    request = dict.fromkeys(("experts", "k", "n", "seed"), 2) | {"rows_M": (64,), "swept_M": (128,), "reverse": 0}
+    got = table48.measure_process(request | {"honest": True})
+    assert [(s["M"], s["variant"]) for s in got["samples"]] == [(64, table48.BASELINE), (128, table48.BASELINE)]
+    assert [f for f in got["failures"] if "no such kernel" in f] == got["failures"] and len(got["failures"]) == 2
 
 
 @pytest.mark.gpu

@@ -202,6 +202,19 @@ def test_offsets_past_the_rows_are_clamped(device):
         assert torch.equal(far, mxfp8.grouped_gemm(x, fw, groups([4, 4], device), impl=impl))
 
 
+def test_negative_offsets_are_clamped(device):
+    pool, outs = torch.randn(16, 64, device=device).bfloat16(), torch.full((16, 32), 7.0, device=device)
+    _, w, _ = operands([4, 4], 8, 32, 64, device)
+    rows, fw = mxfp8.quantize(pool, target="folded", impl="reference"), folded_weight(w)
+    lower, ends = mxfp8.Folded(rows.payload[8:], rows.row_scale[8:]), torch.tensor([-5, 4], device=device).int()
+    want = mxfp8.grouped_gemm(lower, fw, groups([0, 4], device), impl="reference")
+    for impl in impls(device):
+        out = outs.clone() if impl != "cuda" else outs.bfloat16()
+        mxfp8.grouped_gemm(lower, fw, ends, out=out[8:], impl=impl)
+        assert (out[:8] == 7).all() and (out[12:] == 7).all(), "rows of no group were written"
+        assert relative(out[8:12], want[:4].double()) < 0.01
+
+
 def test_bad_arguments_are_named(device):
     x, w, ends = operands([4, 4], 8, 32, 64, device)
     fw, a = folded_weight(w), mxfp8.quantize(x, impl="reference")

@@ -58,7 +58,8 @@ def product_cost(M: int, params: Any, variant: str, source: str) -> Cost:
         return bf16
     elements = M * params.k * (2 if source == "including_q" else 1) + params.experts * params.n * params.k
     # Scales count one byte a row: the folded form. Canonical rows carry k / 32 each.
-    scales = params.experts * params.n + (M * params.k // 32 if variant == "ours_canonical" else M)
+    canonical = variant in ("ours_canonical", "multi_launch") and source == "prequantized"
+    scales = params.experts * params.n + (M * params.k // 32 if canonical else M)
     return Cost(elements + scales + 2 * M * params.n, bf16.flop)
 
 
@@ -117,11 +118,11 @@ def _process(request: Mapping[str, Any]) -> dict[str, Any]:
 def gather(processes: Sequence[Mapping[str, Any]], params: Any, ceilings: Mapping[str, float]) -> list[dict[str, Any]]:
     """Return tidy rows from the raw samples of each process; a speedup is taken inside its process, then the median
     over processes."""
-    times: dict[tuple[int, str, str, str], list[float]] = {}
+    times: dict[tuple[int, str, str, str], dict[int, float]] = {}
     beside: dict[tuple[int, str, str], Mapping[str, Any]] = {}
     errors: dict[tuple[int, str, str], list[float]] = {}
     spread: dict[tuple[int, str, str, str], list[float]] = {}
-    for process in processes:
+    for number, process in enumerate(processes):
         for sample in process["samples"]:
             sources = INPUTS if sample["variant"].startswith("bf16") else (sample["input"],)
             for source in sources:
@@ -133,15 +134,15 @@ def gather(processes: Sequence[Mapping[str, Any]], params: Any, ceilings: Mappin
                 for mode in MODES:
                     pooled = [t for visit in sample[mode] for t in visit]
                     if pooled:
-                        times.setdefault((*key, mode), []).append(statistics.median(pooled))
+                        times.setdefault((*key, mode), {})[number] = statistics.median(pooled)
                         spread.setdefault((*key, mode), []).extend(pooled)
     rows = []
     for (M, source, variant, mode), medians in times.items():
-        base = times.get((M, source, BASELINE, mode))
-        if base is None or len(base) < len(medians):
+        base = times.get((M, source, BASELINE, mode), {})
+        ratios = [base[number] / t for number, t in medians.items() if number in base]
+        if not ratios:
             continue
-        ratios = [b / t for b, t in zip(base, medians)]
-        time_us = statistics.median(medians)
+        time_us = statistics.median(medians.values())
         rate = ceilings["bf16_TFLOPs" if variant.startswith("bf16") else "fp8_TFLOPs"]
         floor_us = product_cost(M, params, variant, source).floor_us(ceilings["copy_GBps"], rate)
         extra = beside.get((M, source, variant), {})
@@ -158,7 +159,7 @@ def gather(processes: Sequence[Mapping[str, Any]], params: Any, ceilings: Mappin
                 "mode": mode,
                 "speedup": round(statistics.median(ratios), 4),
                 "time_us_p50": round(time_us, 3),
-                "bf16_time_us_p50": round(statistics.median(base), 3),
+                "bf16_time_us_p50": round(statistics.median(base.values()), 3),
                 "floor_share": round(floor_us / time_us, 4),
                 "speedup_min": round(min(ratios), 4),
                 "speedup_max": round(max(ratios), 4),
@@ -369,6 +370,8 @@ def _add(
 ) -> None:
     import plotly.graph_objects as go
 
+    if not rows:
+        return
     dash = {"graph": "solid", "eager": "dash", "floor": "dot"}.get(style, "solid")
     symbol = {"host": "triangle-up-open", "report eager": "diamond-open", "report graph": "diamond"}.get(
         style, "circle"

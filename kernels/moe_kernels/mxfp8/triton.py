@@ -300,14 +300,14 @@ def _gemm_kernel(
     # Walks the group ends on the device; a group without rows makes no tile.
     e = 0
     start = 0
-    stop = tl.minimum(tl.load(ends_ptr), M)
+    stop = tl.maximum(tl.minimum(tl.load(ends_ptr), M), 0)
     before = 0
     tiles = tl.cdiv(tl.maximum(stop - start, 0), BM)
     while (e < E - 1) & (tile >= before + tiles):
         before += tiles
         e += 1
         start = stop
-        stop = tl.minimum(tl.load(ends_ptr + e), M)
+        stop = tl.maximum(tl.minimum(tl.load(ends_ptr + e), M), 0)
         tiles = tl.cdiv(tl.maximum(stop - start, 0), BM)
     if tile < before + tiles:
         m = start + (tile - before) * BM + tl.arange(0, BM)
