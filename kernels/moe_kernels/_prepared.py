@@ -66,7 +66,7 @@ class PreparedKernel:
         runtime = knobs.runtime
         if found is None or runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
             compiled = self.kernel[grid](*args, **constants)
-            trailing = tuple(constants[name] for name in self.kernel.arg_names[len(args) :])
+            trailing = tuple(constants.get(p.name, p.default) for p in self.kernel.params[len(args) :])
             self.compiled[key] = (compiled.run, compiled.function, compiled.packed_metadata, trailing)
             return compiled
         run, function, metadata, trailing = found

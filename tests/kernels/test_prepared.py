@@ -11,7 +11,8 @@ triton = pytest.importorskip("triton")
 from moe_kernels import _compat  # noqa: E402
 from moe_kernels._prepared import PreparedKernel, kinds  # noqa: E402
 from triton.backends.nvidia.compiler import CUDABackend  # noqa: E402
-from triton.runtime.jit import native_specialize_impl  # noqa: E402
+from triton import language as tl  # noqa: E402
+from triton.runtime.jit import JITFunction, native_specialize_impl  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 BYTES = torch.zeros(4096, dtype=torch.uint8)
@@ -62,10 +63,14 @@ def test_what_triton_separates_is_separated_and_unknown_arguments_have_no_kind()
     assert kind_of(2**31 - 1) is not None
 
 
+def signature(out, rows, WIDTH: tl.constexpr, SCALE: tl.constexpr = 1.0, TAIL: tl.constexpr = None):
+    """Parameters of the kernel below."""
+
+
 class Recorded:
     """Stands for the JIT function and its compiled kernel; keeps what went Triton's way and what went straight."""
 
-    arg_names = ("out", "rows", "WIDTH", "SCALE")
+    params = JITFunction(signature).params
     function, packed_metadata = "function", "metadata"
 
     def __init__(self):
@@ -92,9 +97,18 @@ def kernel(monkeypatch):
 def test_a_second_launch_goes_straight_with_addresses_and_constants_in_order(kernel):
     out = BYTES[FIRST : FIRST + 64]
     for _ in range(2):
-        kernel[(5, 2)](out, 48, SCALE=1.0, WIDTH=8, num_warps=4)
+        kernel[(5, 2)](out, 48, SCALE=2.0, TAIL=3, WIDTH=8, num_warps=4)
     assert len(kernel.kernel.slow) == 1
-    assert kernel.kernel.fast == [(5, 2, 1, 7, "function", "metadata", None, None, None, out.data_ptr(), 48, 8, 1.0)]
+    straight = (5, 2, 1, 7, "function", "metadata", None, None, None, out.data_ptr(), 48, 8, 2.0, 3)
+    assert kernel.kernel.fast == [straight]
+
+
+def test_constants_left_at_their_defaults_are_passed_as_such_and_kept_apart_from_given_ones(kernel):
+    out = BYTES[FIRST : FIRST + 64]
+    for constants in ({"WIDTH": 8}, {"WIDTH": 8, "TAIL": 3}, {"WIDTH": 8}, {"WIDTH": 8, "TAIL": 3}):
+        kernel[(1,)](out, 48, **constants)
+    assert [constants for _, _, constants in kernel.kernel.slow] == [{"WIDTH": 8}, {"WIDTH": 8, "TAIL": 3}]
+    assert [launch[-3:] for launch in kernel.kernel.fast] == [(8, 1.0, None), (8, 1.0, 3)]
 
 
 def test_any_change_that_may_change_the_code_goes_to_triton(kernel, monkeypatch):
