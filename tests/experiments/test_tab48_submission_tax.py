@@ -69,10 +69,10 @@ def test_speedup_is_taken_inside_each_process_and_its_range_is_kept():
 
 
 def test_a_variant_that_failed_in_one_process_is_compared_inside_the_others():
-    first, second, third = process(1.0), process(1.1, bf16_grouped_128_eager=88.0), process(1.1)
+    first, second, third = process(1.0), process(1.1, bf16_grouped_128_eager=88.0), process(0.9)
     first["samples"] = [s for s in first["samples"] if (s["variant"], s["M"]) != ("ours", 128)]
     row = cell(result(first, second, third), M=128, input="prequantized", variant="ours", mode="eager")
-    assert (row["speedup_min"], row["speedup_max"], row["restarts"]) == pytest.approx((68 / 33, 88 / 33, 2), abs=1e-4)
+    assert (row["speedup_min"], row["speedup_max"], row["restarts"]) == pytest.approx((68 / 27, 88 / 33, 2), abs=1e-4)
     third["samples"] = [s for s in third["samples"] if (s["variant"], s["M"]) != ("bf16_grouped", 128)]
     row = cell(result(first, second, third), M=128, input="prequantized", variant="ours", mode="eager")
     assert (row["speedup"], row["restarts"]) == pytest.approx((88 / 33, 1), abs=1e-4)
