@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 triton = pytest.importorskip("triton")
 from moe_kernels import _compat  # noqa: E402
 from moe_kernels._prepared import PreparedKernel, kinds  # noqa: E402
-from triton.backends.nvidia.compiler import CUDABackend  # noqa: E402
 from triton import language as tl  # noqa: E402
+from triton.backends.nvidia.compiler import CUDABackend  # noqa: E402
 from triton.runtime.jit import JITFunction, native_specialize_impl  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
