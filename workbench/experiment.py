@@ -404,14 +404,18 @@ class Result:
         return "\n".join([f"{self.slug}: {self.badge}", *lines])
 
     def _checks_html(self) -> str:
+        from workbench.plotting import STANDING_COLOURS
+
         left = 'style="text-align:left"'
         rows = []
         for c in self.checks:
-            word, colour = _verdict(c)
+            word, standing = _verdict(c)
+            colour = STANDING_COLOURS[standing]
             value = "" if c.value is None else html.escape(str(c.value))
             known = f"<br><small>{html.escape(c.known)}</small>" if c.known else ""
             rows.append(
-                f'<tr><td style="color:{colour};white-space:nowrap;font-weight:600;text-align:left">{word}</td>'
+                f'<tr><td class="standing-{standing}" style="color:{colour};white-space:nowrap;font-weight:600;'
+                f'text-align:left">{word}</td>'
                 f"<td {left}>{html.escape(c.claim)}{known}</td><td {left}>{value}</td></tr>"
             )
         head = f"<tr><th></th><th {left}>claim</th><th {left}>value</th></tr>"
@@ -419,12 +423,12 @@ class Result:
 
 
 def _verdict(check: Check) -> tuple[str, str]:
-    """Word and colour of one check."""
+    """Word of one check, and its standing: a key of `plotting.STANDING_COLOURS`."""
     if check.holds is None:
-        return "– n/a", "#808080"
+        return "– n/a", "na"
     if check.holds:
-        return "✓ holds", "#009E73"
-    return ("≠ differs", "#B8860B") if check.known else ("✗ fails", "#D55E00")
+        return "✓ holds", "held"
+    return ("≠ differs", "differs") if check.known else ("✗ fails", "failed")
 
 
 def json_safe(value: Any) -> Any:

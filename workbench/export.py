@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from workbench.contrast import THEMES, text_changes
+
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PLOTLY = "application/vnd.plotly.v1+json"
 STATIC = Path(__file__).parent / "widgets" / "static"
@@ -186,7 +188,8 @@ class _Page:
             return shown
         if PLOTLY in data:
             figure = data[PLOTLY]
-            self.figures.append({k: figure[k] for k in ("data", "layout", "frames") if k in figure})
+            told = {name: text_changes(figure, theme) for name, theme in THEMES.items()}
+            self.figures.append({k: figure[k] for k in ("data", "layout", "frames") if k in figure} | {"themes": told})
             height = figure.get("layout", {}).get("height") or 450
             at = len(self.figures) - 1
             drawn = f'<div class="figure" data-figure="{at}" style="min-height:{int(height)}px">Figure</div>'

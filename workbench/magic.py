@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from workbench.plotting import STANDING_COLOURS
+
 USAGE = "%%headroom [-n STEPS] [-w WARMUP] [--stacks] [--idle-threshold US] [--keep FILE]"
 
 
@@ -98,8 +100,9 @@ def show(analysis: Any, verdict: Any, window: tuple[int, int] | None, display: C
 
 def verdict_html(verdict: Any) -> str:
     """The verdict and its waits as an HTML table; names are shown as text."""
-    colour = {True: "#009E73", False: "#D55E00", None: "#767676"}[verdict.sync_free]
-    parts = [f'<p><b style="color:{colour}">{verdict.headline}</b></p><ul>']
+    standing = {True: "held", False: "failed", None: "na"}[verdict.sync_free]
+    style = f'class="standing-{standing}" style="color:{STANDING_COLOURS[standing]}"'
+    parts = [f"<p><b {style}>{verdict.headline}</b></p><ul>"]
     parts += [f"<li>{html.escape(r)}</li>" for r in [*verdict.reasons, *verdict.notes]]
     parts.append("</ul>")
     if verdict.offences:

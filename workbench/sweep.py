@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.contrast import THEMES
 from workbench.experiment import RESULT_MIME
 from workbench.suite.catalog import Notebook, NotebookError
 from workbench.suite.fingerprint import code_hash, fingerprint
@@ -305,7 +306,12 @@ def write_page(summary: Mapping[str, Any], out: Path) -> None:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("workbench", "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    figure = compare(summary).to_html(full_html=False, include_plotlyjs="directory")
+    figure = compare(summary).to_html(
+        full_html=False,
+        include_plotlyjs="directory",
+        post_script="if (matchMedia('(prefers-color-scheme: dark)').matches) "
+        f"Plotly.relayout('{{plot_id}}', {{'font.color': '{THEMES['dark'].ink}'}});",
+    )
     if not (out / "plotly.min.js").is_file():
         _write(out / "plotly.min.js", get_plotlyjs())
     _write(out / "index.html", environment.get_template("sweep.html.j2").render(summary=summary, figure=figure))

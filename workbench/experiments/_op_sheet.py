@@ -159,7 +159,7 @@ def draw_sheet(result: Result, title: str, target_percent: float | None = None) 
     """Draw each case's share of its floor; the dashed line is the target, the solid one the floor itself."""
     import plotly.graph_objects as go
 
-    from workbench.plotting import INK, SERIES, figure
+    from workbench.plotting import INK, SERIES, figure, on
 
     rows = result.table.to_dicts()
     first = rows[0]
@@ -174,6 +174,7 @@ def draw_sheet(result: Result, title: str, target_percent: float | None = None) 
                 x=[r["percent_of_floor"] for r in part],
                 name=impl,
                 marker_color=SERIES[i % len(SERIES)],
+                insidetextfont={"color": on(SERIES[i % len(SERIES)])},
                 text=[
                     f"{r['time_us_p50']:.1f} us"
                     + (f", {r['TFLOPs']:.0f} TFLOP/s" if _by_arithmetic(r) else f", {r['GBps']:.0f} GB/s")

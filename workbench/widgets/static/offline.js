@@ -118,9 +118,14 @@ async function fitNarrow(place) {
   if (more > 0) await Plotly.relayout(place, { "margin.t": needed, height: now.height + more });
 }
 
+const DARK = "(prefers-color-scheme: dark)";
+
 // A figure's mid grey serves any page; this page knows its own ink, and error bars would stay near black.
 async function drawFigure(place) {
-  const { data, layout, frames } = structuredClone(page.figures[place.dataset.figure]);
+  const figure = structuredClone(page.figures[place.dataset.figure]);
+  const { data, layout, frames, themes } = figure;
+  for (const [path, colour] of themes[matchMedia(DARK).matches ? "dark" : "light"])
+    path.slice(0, -1).reduce((node, part) => node[part], figure)[path.at(-1)] = colour;
   const ink = getComputedStyle(document.body).color;
   const template = ((layout.template ??= {}).layout ??= {});
   template.font = { ...template.font, color: ink };
@@ -133,7 +138,7 @@ async function drawFigure(place) {
 
 const figures = document.querySelectorAll("[data-figure]");
 figures.forEach(drawFigure);
-for (const query of ["(prefers-color-scheme: dark)", `(max-width: ${NARROW}px)`])
+for (const query of [DARK, `(max-width: ${NARROW}px)`])
   matchMedia(query).addEventListener("change", () => figures.forEach(drawFigure));
 
 const toggle = document.getElementById("show-code");
