@@ -200,5 +200,5 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
-    recording="2026-11-29_h200_9bc0ffa",
+    recording="2026-11-29_h200_1a32063",
 )

@@ -105,5 +105,5 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
-    recording="2026-11-29_h200_98b6695",
+    recording="2026-11-29_h200_1a32063",
 )

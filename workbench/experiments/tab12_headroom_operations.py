@@ -173,5 +173,5 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
-    recording="2026-11-29_h200_662da48",
+    recording="2026-11-29_h200_1a32063",
 )
