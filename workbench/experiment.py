@@ -58,7 +58,7 @@ def param(
         max: greatest allowed value, inclusive.
         step: slider step.
         choices: allowed values, instead of bounds.
-        log: the slider is logarithmic.
+        log: the slider is logarithmic; with `choices`, it steps through them.
         analysis: it only changes how a table is analysed or drawn, so it may differ from a recording's.
         path: text that names a file or folder; on the command line a relative one counts from the current folder.
     """

@@ -122,7 +122,7 @@ def test_a_recorded_table_is_kept_and_analysed_anew() -> None:
 
 
 def recording() -> Any:
-    return SimpleNamespace(label="a test machine", name="none")
+    return SimpleNamespace(badge=lambda source: f"{source} on a test machine", name="none")
 
 
 def test_the_ends_of_a_logarithmic_slider_are_inside_its_bounds() -> None:
