@@ -11,14 +11,13 @@ import html
 import json
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from workbench.contrast import THEMES, text_changes
+from workbench.files import replace_file
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -74,7 +73,7 @@ def to_html(
         state=_raw(_script_json({"models": page.models, "scripts": page.scripts, "figures": page.figures})),
         script=_raw(_static("offline.js")),
     )
-    _write(target, text)
+    replace_file(target, text.encode("utf-8", "replace"))
     return target
 
 
@@ -93,18 +92,6 @@ def _script_json(value: Any) -> str:
     return json.dumps(value, allow_nan=False, default=str).replace("<", "\\u003c")
 
 
-def _write(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
 def _copy_plotly(assets: Path) -> Path:
     import plotly
 
@@ -113,11 +100,7 @@ def _copy_plotly(assets: Path) -> Path:
     if target.exists() and target.stat().st_size == script.stat().st_size:
         return target
     assets.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=assets, prefix=".plotly.")
-    os.close(handle)
-    shutil.copyfile(script, temporary)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, target)
+    replace_file(target, script.read_bytes())
     return target
 
 

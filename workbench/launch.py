@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from workbench.files import replace_file
 from workbench.measure.ranks import LIMIT_STATUS, PROGRAMS, Job
 
 PROGRAM_OF = {
@@ -120,9 +121,7 @@ def launch(job: Job, nproc: int) -> list[dict[str, Any]]:
     except SignalException as error:
         raise RanksError(f"stopped by {signal.Signals(error.sigval).name}; all ranks were ended") from None
     rows = [row for rank in range(nproc) for row in json.loads((out / f"rank{rank}.json").read_text())]
-    temporary = out / ".rows.json.tmp"
-    temporary.write_text(json.dumps(rows, indent=0))
-    os.replace(temporary, out / "rows.json")
+    replace_file(out / "rows.json", json.dumps(rows, indent=0))
     return rows
 
 

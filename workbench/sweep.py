@@ -20,6 +20,7 @@ from typing import Any
 
 from workbench.contrast import THEMES
 from workbench.experiment import RESULT_MIME
+from workbench.files import replace_file
 from workbench.suite.catalog import Notebook, NotebookError
 from workbench.suite.fingerprint import code_hash, fingerprint
 from workbench.suite.process import prepare_folder, run_one, write_json
@@ -267,7 +268,7 @@ def sweep(
         runs.append({"key": mark[:16], "folder": folder, "params": dict(point)} | rest)
     summary = {"slug": notebook.slug, "names": sorted({n for p in points for n in p}), "runs": runs}
     write_json(out / "sweep.json", summary)
-    _write(out / "table.csv", tidy(summary).write_csv())
+    replace_file(out / "table.csv", tidy(summary).write_csv())
     write_page(summary, out)
     return summary
 
@@ -292,12 +293,6 @@ def _remove_leftovers(out: Path, marks: Sequence[str]) -> None:
         shutil.rmtree(out / FAILED_RUNS / mark[:16], ignore_errors=True)
 
 
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-
-
 def write_page(summary: Mapping[str, Any], out: Path) -> None:
     """Write ``index.html``: the comparison figure, and each run with its parameters, claims and executed notebook."""
     import jinja2
@@ -313,5 +308,5 @@ def write_page(summary: Mapping[str, Any], out: Path) -> None:
         f"Plotly.relayout('{{plot_id}}', {{'font.color': '{THEMES['dark'].ink}'}});",
     )
     if not (out / "plotly.min.js").is_file():
-        _write(out / "plotly.min.js", get_plotlyjs())
-    _write(out / "index.html", environment.get_template("sweep.html.j2").render(summary=summary, figure=figure))
+        replace_file(out / "plotly.min.js", get_plotlyjs())
+    replace_file(out / "index.html", environment.get_template("sweep.html.j2").render(summary=summary, figure=figure))

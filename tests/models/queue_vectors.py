@@ -6,13 +6,13 @@ Run `python tests/models/queue_vectors.py` after a change of the model; test_sub
 from __future__ import annotations
 
 import json
-import os
 import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from workbench.files import replace_file
 from workbench.models.headroom import device_headroom, idle_intervals, readouts, stream_headroom
 from workbench.models.submission import (
     EventRecord,
@@ -164,6 +164,4 @@ def document() -> str:
 
 
 if __name__ == "__main__":
-    partial = PATH.with_suffix(".partial")
-    partial.write_text(document(), encoding="utf-8")
-    os.replace(partial, PATH)
+    replace_file(PATH, document())

@@ -105,14 +105,12 @@ def _read(archive: Path, step: str | None, order: str) -> list[Run]:
 
 
 def _write(table: Any, out: Path) -> None:
-    import os
+    from workbench.files import replacing
 
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        (table.write_csv if out.suffix.lower() == ".csv" else table.write_parquet)(temporary)
-        os.replace(temporary, out)
+        with replacing(out) as temporary:
+            (table.write_csv if out.suffix.lower() == ".csv" else table.write_parquet)(temporary)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         _fail(f"--out {out}: {error}")
 
 

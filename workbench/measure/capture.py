@@ -6,12 +6,13 @@ between them, so that the window begins in steady state.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from workbench.files import replacing
 
 if TYPE_CHECKING:
     from workbench.traces.trace import Trace
@@ -58,9 +59,8 @@ class Recording(AbstractContextManager):
         self._profiler.__exit__(*error)
         if error[0] is None:
             suffix = ".json.gz" if self.path.name.endswith(".gz") else ".json"
-            temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}{suffix}")
-            self._profiler.export_chrome_trace(str(temporary))
-            os.replace(temporary, self.path)
+            with replacing(self.path, suffix) as temporary:
+                self._profiler.export_chrome_trace(str(temporary))
 
 
 def capture(fn: Callable[[], Any], path: str | Path, *, steps: int = 3, warmup: int = 2, stacks: bool = False) -> Path:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.files import replace_file
 from workbench.measure.timing import summary
 
 if TYPE_CHECKING:
@@ -425,10 +426,8 @@ def _write(r: Rank) -> None:
     dist.all_gather_object(gathered, r.rows)
     if r.rank != 0:
         return
-    target = Path(r.options.out) / f"rows_restart{r.restart}.json"
-    temporary = target.with_suffix(".tmp")
-    temporary.write_text(json.dumps([row for rows in gathered for row in rows], indent=0))
-    os.replace(temporary, target)
+    rows = [row for rows in gathered for row in rows]
+    replace_file(Path(r.options.out) / f"rows_restart{r.restart}.json", json.dumps(rows, indent=0))
 
 
 def run(options: Options, ranks: int, restarts: int = 1) -> list[dict[str, Any]]:

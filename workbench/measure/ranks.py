@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.files import replace_file
 from workbench.measure.timing import summary
 
 if TYPE_CHECKING:
@@ -210,17 +211,12 @@ def _profile(r: Rank, job: Job, step: Callable[[], Any]) -> None:
     raw.unlink()
     # scrub keeps no free text; the rank is what tells the files apart.
     trace = scrub(trace) | {"distributedInfo": {"rank": r.rank, "world_size": r.ranks}}
-    temporary = target.with_name(f".{target.name}.tmp")
-    temporary.write_bytes(gzip.compress(json.dumps(trace, separators=(",", ":")).encode(), 6))
-    os.replace(temporary, target)
+    replace_file(target, gzip.compress(json.dumps(trace, separators=(",", ":")).encode(), 6))
 
 
 def _leave(r: Rank, job: Job) -> None:
     """Write this rank's rows so far."""
-    target = Path(job.out) / f"rank{r.rank}.json"
-    temporary = target.with_suffix(".tmp")
-    temporary.write_text(json.dumps(r.rows, indent=0))
-    os.replace(temporary, target)
+    replace_file(Path(job.out) / f"rank{r.rank}.json", json.dumps(r.rows, indent=0))
 
 
 def _watch(job: Job) -> None:

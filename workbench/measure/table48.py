@@ -9,12 +9,12 @@ Source: report, Appendix B.6, Table 48.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from workbench.files import replace_file
 from workbench.measure import timing
 
 PREQUANTIZED, INCLUDING_Q = "prequantized", "including_q"
@@ -244,9 +244,7 @@ def main() -> None:
     """Write the samples of one process to the file named first."""
     target = Path(sys.argv[1])
     text = json.dumps(measure_process(json.loads(sys.argv[2])))
-    temporary = target.with_suffix(".part")
-    temporary.write_text(text)
-    os.replace(temporary, target)
+    replace_file(target, text)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from workbench.files import replace_file
 from workbench.suite import verdict
 from workbench.suite.catalog import Notebook, NotebookError
 
@@ -87,10 +88,8 @@ def prepare_folder(out: Path) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON under a temporary name, then rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    """Write JSON, whole or not at all."""
+    replace_file(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 class NotebookRun:

@@ -1,4 +1,4 @@
-"""Draws the main figures of executed notebooks as small images, all in one browser.
+"""Draws the main figures of executed notebooks as small images for light and dark pages, all in one browser.
 
 It runs as a process of its own with a time limit, so that a browser that hangs or is absent costs the pictures and
 nothing else.
@@ -17,13 +17,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.contrast import THEMES, themed
+from workbench.files import replace_file
+
 PLOTLY_MIME = "application/vnd.plotly.v1+json"
 WIDTH = 760
 
 
 def draw(notebooks: Sequence[Path], timeout_s: float | None = None) -> dict[str, str]:
-    """Write ``<slug>.webp`` (or ``.png``) beside each executed notebook; return slug to reason for those without.
+    """Write ``<slug>.webp`` and ``<slug>.dark.webp`` (or one ``.png``) beside each executed notebook.
 
+    Returns slug to reason for those without.
     A picture that is newer than its notebook stays.
     """
     missing: dict[str, str] = {}
@@ -32,8 +36,8 @@ def draw(notebooks: Sequence[Path], timeout_s: float | None = None) -> dict[str,
         picture = picture_of(notebook)
         if picture and picture.stat().st_mtime >= notebook.stat().st_mtime:
             continue
-        for old in (notebook.with_suffix(".webp"), notebook.with_suffix(".png")):
-            old.unlink(missing_ok=True)
+        for ending in (".webp", ".dark.webp", ".png"):
+            notebook.with_suffix(ending).unlink(missing_ok=True)
         try:
             figure = main_figure(notebook)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -42,7 +46,7 @@ def draw(notebooks: Sequence[Path], timeout_s: float | None = None) -> dict[str,
         if figure is None:
             missing[notebook.stem] = "the notebook shows no figure"
         elif isinstance(figure, bytes):
-            _write(notebook.with_suffix(".png"), figure)
+            replace_file(notebook.with_suffix(".png"), figure)
         else:
             wanted.append({"slug": notebook.stem, "figure": figure, "path": str(notebook.with_suffix(".webp"))})
     return missing | _draw_in_process(wanted, timeout_s or 40 + 5 * len(wanted))
@@ -51,6 +55,11 @@ def draw(notebooks: Sequence[Path], timeout_s: float | None = None) -> dict[str,
 def picture_of(notebook: Path) -> Path | None:
     """Return the picture beside an executed notebook, if there is one."""
     return next((p for e in (".webp", ".png") if (p := notebook.with_suffix(e)).is_file()), None)
+
+
+def dark_of(picture: Path) -> Path:
+    """Return where a picture for dark pages lies, or would lie, beside the one for light pages."""
+    return picture.with_suffix(f".dark{picture.suffix}")
 
 
 def main_figure(notebook: Path) -> dict[str, Any] | bytes | None:
@@ -110,12 +119,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             member.kill()
 
 
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
-
-
 def main() -> int:
     """Draw the figures that stdin lists; print one JSON pair (slug, reason) for each that failed."""
     import asyncio
@@ -144,10 +147,13 @@ async def _draw_all(wanted: list[dict[str, Any]], say: Callable[[str, str], None
         for w in wanted:
             layout = w["figure"].get("layout", {})
             width, height = layout.get("width") or WIDTH, layout.get("height") or 430
-            figure: Any = {"data": w["figure"].get("data", []), "layout": layout}
             options: Any = {"format": "webp", "width": width, "height": height, "scale": min(2.0, WIDTH / width)}
+            path = Path(w["path"])
             try:
-                _write(Path(w["path"]), await browser.calc_fig(figure, opts=options))
+                # The light one last: it is what says that the pictures are there.
+                for theme, target in (("dark", dark_of(path)), ("light", path)):
+                    figure: Any = themed(w["figure"], THEMES[theme])
+                    replace_file(target, await browser.calc_fig(figure, opts=options))
             except Exception as error:
                 say(w["slug"], _why(error))
 

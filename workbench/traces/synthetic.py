@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from workbench.files import replace_file
 
 
 def make_ranks(
@@ -44,9 +45,7 @@ def make_ranks(
         whole["distributedInfo"] = {"backend": "synthetic", "rank": rank, "world_size": ranks}
         whole["traceEvents"] = _repeated(source["traceEvents"], repeat, factor, shift)
         path = target / f"rank{rank:05d}.json.gz"
-        temporary = target / f".{path.name}.tmp"
-        temporary.write_bytes(gzip.compress(json.dumps(whole, separators=(",", ":")).encode(), 1))
-        os.replace(temporary, path)
+        replace_file(path, gzip.compress(json.dumps(whole, separators=(",", ":")).encode(), 1))
         written.append(path)
     return written
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from workbench.files import replace_file
 from workbench.models.metrics import useful_tokens_per_s_per_gpu
 from workbench.training import checkpoint
 from workbench.training.config import RunConfig
@@ -341,6 +341,4 @@ def write_history(path: Path, rows: list[dict[str, float]]) -> None:
     writer = csv.DictWriter(out, fieldnames=list(rows[0]) if rows else ["step"], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(out.getvalue(), encoding="utf-8")
-    os.replace(temporary, path)
+    replace_file(path, out.getvalue())

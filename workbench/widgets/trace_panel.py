@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from workbench.files import replace_file
 
 # ipywidgets cuts a description that is longer than its default width.
 WIDE = {"description_width": "9em"}
@@ -165,10 +166,8 @@ class TracePanel:
             "verdict": self.verdict.as_dict(),
             "what_if": self.answer,
         }
-        temporary = target.with_name(f".{target.name}.part")
         try:
-            temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-            os.replace(temporary, target)
+            replace_file(target, json.dumps(content, indent=1))
         except OSError as error:
             self.message.value = f"not saved: {error}"
             return

@@ -1,0 +1,42 @@
+"""Files that appear whole or not at all: written under another name beside their own, then renamed.
+
+Standard library only: a bare GPU machine writes with it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path, ending: str = ".tmp") -> Iterator[Path]:
+    """Yield the name of a hidden file beside `path`; what the block writes there becomes `path` when it ends.
+
+    Each call has a name of its own, so that two writers do not write into one file. A file that is replaced hands on
+    its permissions, a new one has the usual ones. Where the block raises, the temporary file goes and `path` stays.
+
+    Args:
+        path: the file; its folder exists.
+        ending: of the temporary name, for writers that choose a format by it.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{ending}")
+    try:
+        yield temporary
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copymode(path, temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def replace_file(path: str | Path, content: bytes | str) -> None:
+    """Write `content` (text as UTF-8) to `path`, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
