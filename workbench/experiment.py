@@ -467,15 +467,21 @@ def slugs() -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
 
 
+def close_names(name: str, known: Sequence[str]) -> list[str]:
+    """Return a few of the `known` names: those that contain `name`, else those spelt like it."""
+    containing = [k for k in known if name and name.lower() in k.lower()]
+    return containing[:8] or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+
+
 def load(slug: str) -> Experiment:
     """Return the experiment named `slug`.
 
     Raises:
-        KeyError: no such experiment; the message lists close names.
+        KeyError: no such experiment; the message names close ones.
     """
     known = slugs()
     if slug not in known:
-        near = difflib.get_close_matches(slug, known, n=3, cutoff=0.4)
+        near = close_names(slug, known)
         raise KeyError(
             f"no experiment {slug!r}" + (f"; close: {', '.join(near)}" if near else f"; known: {', '.join(known)}")
         )

@@ -12,7 +12,9 @@ app = typer.Typer()
 
 @app.command("launch")
 def launch_command(
-    slug: Annotated[str, typer.Argument(help="op_routed_block, op_expert_parallel or fig74_submission_regimes.")],
+    slug: Annotated[
+        str, typer.Argument(metavar="SLUG", help="op_routed_block, op_expert_parallel or fig74_submission_regimes.")
+    ],
     nproc: Annotated[int, typer.Option("--nproc", min=1, help="Ranks on this machine.")] = 2,
     backend: Annotated[
         str | None, typer.Option(help="nccl (a GPU per rank, NVSHMEM) or gloo (CPU); default: by the GPUs there are.")

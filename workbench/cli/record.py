@@ -22,12 +22,23 @@ Param = Annotated[
 
 @app.command("run")
 def run(
-    slug: str, param: Param = None, out: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None
+    slug: Annotated[str, typer.Argument(metavar="SLUG", help="Name of an experiment; see: workbench list.")],
+    param: Param = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to, instead of data/recorded.")] = None,
 ) -> None:
-    """Measure experiment SLUG here and write its recording."""
+    """Measure an experiment here and write its recording."""
+    from workbench.cli.suite import _refuse
+    from workbench.experiment import load
     from workbench.record import main
+    from workbench.suite.parameters import ParameterError, convert, split_assignments
 
-    arguments = [slug, *(x for p in param or () for x in ("-p", p))]
+    try:
+        experiment = load(slug)
+        values = convert(experiment.params, split_assignments(param or []))
+        experiment.choose("live")
+    except (KeyError, ParameterError, ValueError) as error:
+        _refuse(error.args[0])
+    arguments = [slug, *(x for name, value in values.items() for x in ("-p", f"{name}={json.dumps(value)}"))]
     raise typer.Exit(main([*arguments, "--out", str(out)] if out else arguments))
 
 
@@ -36,9 +47,7 @@ def check(root: Root = None, as_json: Json = False) -> None:
     """Validate every recording and pin (schema, required fields, SHA-256, identifying text); exit 1 if one is wrong."""
     from workbench.record import check_all
 
-    if root is not None and not root.is_dir():
-        typer.echo(f"--root {root}: no such folder", err=True)
-        raise typer.Exit(2)
+    _require_folder(root)
     found = check_all(root)
     bad = {k: v for k, v in found.items() if v}
     if as_json:
@@ -58,7 +67,15 @@ def list_(root: Root = None) -> None:
     from workbench.experiment import load, slugs
     from workbench.record import data_root
 
+    _require_folder(root)
     pins = {(s, load(s).recording) for s in slugs()}
     for path in sorted((root or data_root() / "recorded").glob("*/*/record.json")):
         slug, name = path.parent.parent.name, path.parent.name
         print(f"{slug}/{name}{'  (pinned)' if (slug, name) in pins else ''}")
+
+
+def _require_folder(root: Path | None) -> None:
+    from workbench.cli.suite import _refuse
+
+    if root is not None and not root.is_dir():
+        _refuse(f"--root {root}: no such folder")

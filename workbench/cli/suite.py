@@ -10,10 +10,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from workbench.cli.output import say
+
 Param = Annotated[
     list[str] | None, typer.Option("-p", "--param", metavar="NAME=VALUE", help="A parameter; may be repeated.")
 ]
-SHOWN_ROWS = 60
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -26,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_command(as_json: Json = False) -> None:
-    """List every experiment and notebook, with sources and parameters."""
+    """List every experiment and notebook with its sources; --json adds claims, anchors and parameters."""
     rows = listing()
     if as_json:
         print(json.dumps(rows, indent=1))
@@ -36,12 +37,12 @@ def list_command(as_json: Json = False) -> None:
     for row in rows:
         if row["group"] != group:
             group = row["group"]
-            print(f"{group}")
-        sources = ",".join(row["sources"])
-        print(f"  {row['slug']:<{width}}  {row['title']}  [{sources}]" + ("" if row["notebook"] else "  (no notebook)"))
+            say(group)
+        without = "" if row["notebook"] else "  (no notebook)"
+        say(f"  {row['slug']:<{width}}  {row['title']}  [{','.join(row['sources'])}]{without}", indent=width + 4)
         if row["error"]:
-            print(f"  {'':<{width}}  {row['error']}")
-    print(f"{len(rows)} in all; one of them: workbench show SLUG; all notebooks: workbench run")
+            say(f"  {'':<{width}}  {row['error']}", indent=width + 4)
+    say(f"{len(rows)} in all; one of them: workbench show SLUG; all notebooks: workbench run")
 
 
 def listing() -> list[dict[str, Any]]:
@@ -82,16 +83,24 @@ def listing() -> list[dict[str, Any]]:
 
 
 def show_command(
-    slug: Annotated[str, typer.Argument(help="Name of an experiment; see: workbench list.")],
+    slug: Annotated[str, typer.Argument(metavar="SLUG", help="Name of an experiment; see: workbench list.")],
     source: Annotated[str, typer.Option(help="auto, model, recorded, live or report.")] = "auto",
     param: Param = None,
-    as_json: Json = False,
+    part: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Print one part, section or kind of rows whole.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Print every row and column.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: every row, nothing rounded.")] = False,
 ) -> None:
-    """Compute an experiment's table and check its claims, without a notebook; exit status 1 when a claim fails."""
+    """Compute an experiment's table and check its claims, without a notebook; exit status 1 when a claim fails.
+
+    Prints the source, the claims and, of each kind of rows, the first and last, rounded to fit the terminal.
+    """
     from workbench.experiment import load, to_json
     from workbench.suite.parameters import ParameterError, convert, split_assignments
-    from workbench.suite.verdict import standing
 
+    if as_json and (part is not None or everything):
+        _refuse("--part and --all are for reading; --json prints every row of every part")
     try:
         experiment = load(slug)
     except KeyError as error:
@@ -108,24 +117,14 @@ def show_command(
     if as_json:
         print(to_json(result, indent=1))
     else:
-        import polars as pl
+        from workbench.cli.show import require_part, show
 
-        print(f"{experiment.title}\n{result.badge}\n")
-        with pl.Config(
-            tbl_rows=SHOWN_ROWS,
-            tbl_cols=-1,
-            tbl_hide_dataframe_shape=True,
-            tbl_hide_column_data_types=True,
-            tbl_formatting="NOTHING",
-            tbl_width_chars=-1,  # one row, one line: a terminal folds it, `less -S` scrolls it, grep finds it
-            fmt_str_lengths=80,
-        ):
-            print(result.table)
-        if result.table.height > SHOWN_ROWS:
-            print(f"{SHOWN_ROWS} of {result.table.height} rows; --json prints all")
-        for check in result.checks:
-            known = f"  {check.known}" if check.known else ""
-            print(f"{standing(check.as_dict()):>7}  {check.claim}  [{check.value}]{known}")
+        if part is not None:
+            try:
+                require_part(result, part)
+            except ValueError as error:
+                _refuse(str(error))
+        show(result, part, everything)
     raise typer.Exit(int(any(c.fails for c in result.checks)))
 
 

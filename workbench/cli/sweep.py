@@ -16,12 +16,15 @@ app = typer.Typer()
 def sweep_command(
     slugs: Annotated[
         list[str],
-        typer.Argument(metavar="SLUG...", help="Notebook to run at every point; several, or groups, nightly."),
+        typer.Argument(metavar="SLUG", help="Notebook to run at every point; several, or groups, run side by side."),
     ],
     param: Annotated[
         list[str] | None,
         typer.Option(
-            "-p", "--param", metavar="NAME=A,B,C", help="Values of one parameter; list values as JSON lists of lists."
+            "-p",
+            "--param",
+            metavar="NAME=A,B,C",
+            help="Values of one parameter; for one that is itself a list, a JSON list of lists.",
         ),
     ] = None,
     source: Annotated[str | None, typer.Option(help="auto, model, recorded, live or report.")] = None,

@@ -120,7 +120,7 @@ def select(names: Sequence[str], root: Path | None = None) -> list[Notebook]:
     Raises:
         SelectionError: a name means nothing, or two notebooks of the selection have one slug.
     """
-    import difflib
+    from workbench.experiment import close_names
 
     everything = find_notebooks(root)
     if not names:
@@ -135,7 +135,7 @@ def select(names: Sequence[str], root: Path | None = None) -> list[Notebook]:
             found = [n for n in everything if name in (n.slug, n.group)]
         if not found:
             known = sorted({n.slug for n in everything} | {n.group for n in everything})
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+            near = close_names(name, known)
             raise SelectionError(
                 f"no notebook {name!r}" + (f"; close: {', '.join(near)}" if near else "; see: workbench list")
             )

@@ -1,0 +1,81 @@
+"""What ``workbench show`` prints: source, claims, and the table by kinds of rows, in lines that fit."""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from workbench.cli.output import line_width, plain, say
+from workbench.cli.table import elided, flowed, kind_column, kinds, overview, whole
+from workbench.suite.verdict import STANDINGS, standing
+
+if TYPE_CHECKING:
+    from workbench.experiment import Result
+
+_WORD = max(map(len, STANDINGS))
+
+
+def show(result: Result, part: str | None = None, everything: bool = False) -> None:
+    """Print a result for reading: some rows of each kind, all of kind `part`, or everything."""
+    width = line_width()
+    rows = whole(result.table, width, part) if everything or part is not None else overview(result.table, width)
+    for line in [*_heading(result, width), "", *_claims(result, width), "", *rows, *_summary(result, width)]:
+        say(line)
+
+
+def require_part(result: Result, part: str) -> None:
+    """Refuse a kind of rows that the table does not have.
+
+    Raises:
+        ValueError: it has none of that name; the message lists those that it has.
+    """
+    column, known = kind_column(result.table), list(kinds(result.table))
+    if column is None:
+        raise ValueError(f"{result.slug}: its rows are all of one kind; --all prints them")
+    if part not in known:
+        near = difflib.get_close_matches(part, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{result.slug}: no {column} {part!r}: expected {', '.join(known)}{hint}")
+
+
+def _heading(result: Result, width: int) -> Iterator[str]:
+    experiment = result.experiment
+    yield from _filled(experiment.title, width)
+    yield from _filled(experiment.claim, width)
+    yield from _filled(f"source: {result.badge}", width, "  ")
+    yield from _filled(f"report: {experiment.anchor}", width, "  ")
+    values = [
+        f"{k}={elided(plain(v), width * 2 // 3)}" for k, v in result.params.as_dict().items() if v not in ("", [])
+    ]
+    if values:
+        yield from flowed("parameters: ", values, width)
+
+
+def _claims(result: Result, width: int) -> Iterator[str]:
+    """Yield each claim after its standing; what decided it follows on the same line where it fits."""
+    for check in result.checks:
+        first = f"{standing(check.as_dict()):>{_WORD}}  {check.claim}"
+        value = "" if check.value is None else f"[{check.value}]"
+        beside = value and len(first) + 2 + len(value) <= width
+        below = " " * (_WORD + 2)
+        yield from _filled(f"{first}  {value}" if beside else first, width, below)
+        for text in ("" if beside else value, check.known):
+            yield from _filled(f"{below}{text}", width, below) if text else ()
+
+
+def _summary(result: Result, width: int) -> Iterator[str]:
+    """Yield the last lines, which a terminal shows without scrolling: how the claims stand, and those that fail."""
+    counts = Counter(standing(c.as_dict()) for c in result.checks)
+    told = ", ".join(f"{counts[s]} {s}" for s in STANDINGS if counts[s])
+    yield from _filled(f"claims (above the table): {told}; {result.badge}" if told else result.badge, width, "  ")
+    for check in result.checks:
+        if check.fails:
+            yield from _filled(f"failed: {check.claim}  [{check.value}]", width, "  ")
+    yield from _filled("numbers are rounded and long texts cut; --json prints every row in full", width, "  ")
+
+
+def _filled(text: str, width: int, below: str = "") -> list[str]:
+    return textwrap.wrap(plain(text), width, subsequent_indent=below, break_on_hyphens=False)
