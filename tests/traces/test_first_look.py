@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from test_replay import loop
 import workbench
 from workbench.experiments import _traces, tool_first_look
 from workbench.experiments._traces import opened, prediction_checks, sums, sums_table
-from workbench.record import Recording
+from workbench.record import Recorder, Recording
 from workbench.traces import read
 from workbench.traces.idle import Analysis
 
@@ -140,3 +141,40 @@ def test_host_speed_compares_the_same_launches(tmp_path: Path) -> None:
     analysis = Analysis(read(write(tmp_path, events)))
     found = tool_first_look.stretches(analysis)
     assert tool_first_look._host_speed(analysis, found["loaded"][0], found["item"][0]) == 0.5
+
+
+def test_step_times_are_summarised_from_the_samples_that_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop on a clock that each step moves by an uneven time: no GPU is needed to see which times are kept."""
+    from workbench.measure import timing
+
+    torch = pytest.importorskip("torch")
+    clock, steps = [0], [0]
+
+    def step(*_: object, **__: object) -> None:
+        steps[0] += 1
+        clock[0] += 1000 * (1 + steps[0] % 7)
+
+    def nothing(*_: object, **__: object) -> Path:
+        (tmp_path / "empty.json").write_text('{"traceEvents": []}')
+        return tmp_path / "empty.json"
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: clock[0])
+    monkeypatch.setattr("workbench.measure.block_loop.build", lambda **_: step)
+    monkeypatch.setattr("workbench.measure.block_loop.graphed", lambda step: step)
+    monkeypatch.setattr("workbench.measure.capture.capture", nothing)
+    monkeypatch.setattr(tool_first_look, "_rounds", nothing)
+    params = tool_first_look.FirstLookParams(steps=2, repeats=4)
+    recorder = Recorder("tool_first_look", params.as_dict())
+    tool_first_look.measure(params, recorder)
+    variants = len(tool_first_look.SIZES) * len(tool_first_look.VARIANTS)
+    assert steps[0] == variants * (3 + params.repeats * params.steps) and len(recorder.rows) == variants
+    samples = json.loads(recorder._files["samples.json"])
+    warm, before = 3 * variants, [1 + n % 7 for n in range(steps[0] + 1)]
+    for i, row in enumerate(recorder.rows):
+        first = [warm + 2 * (i + turn * variants) for turn in range(params.repeats)]
+        kept = samples[f"step_us {row['size']} {row['variant']}"]
+        assert kept == [(before[n + 1] + before[n + 2]) / 2 for n in first]
+        assert {k: v for k, v in row.items() if k.startswith("step_us")} == timing.summary(kept, "step_us")

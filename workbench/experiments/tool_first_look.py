@@ -42,6 +42,7 @@ def measure(params: FirstLookParams, recorder: Any) -> None:
     """Time the loop without the profiler, variants interleaved; then profile them, interleaved in one trace."""
     import torch
 
+    from workbench.measure import timing
     from workbench.measure.block_loop import build, graphed
     from workbench.measure.capture import capture
     from workbench.measure.scrub import scrub
@@ -74,25 +75,11 @@ def measure(params: FirstLookParams, recorder: Any) -> None:
     times: dict[tuple[str, str], list[float]] = {(s, v): [] for s in SIZES for v in VARIANTS}
     for _ in range(params.repeats):
         for size, variant in times:
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            for _ in range(params.steps):
-                calls[size][variant]()
-            torch.cuda.synchronize()
-            times[size, variant].append((time.perf_counter() - begin) / params.steps * 1e6)
+            times[size, variant] += timing.wall_us(calls[size][variant], repeats=1, warmup=0, batch=params.steps)
     for (size, variant), samples in times.items():
-        ordered = sorted(samples)
-        pick = lambda q, o=ordered: o[min(len(o) - 1, int(q * len(o)))]  # noqa: E731
         recorder.samples(f"step_us {size} {variant}", samples)
-        recorder.row(
-            size=size,
-            variant=variant,
-            tokens=SIZES[size],
-            step_us_p20=pick(0.2),
-            step_us_p50=pick(0.5),
-            step_us_p80=pick(0.8),
-            trace=f"{size}.json.gz",
-        )
+        columns = timing.summary(samples, "step_us")
+        recorder.row(size=size, variant=variant, tokens=SIZES[size], **columns, trace=f"{size}.json.gz")
     with tempfile.TemporaryDirectory() as folder:
         kept = {size: _rounds(calls[size], params, Path(folder) / f"{size}.json") for size in SIZES}
         kept["short_item_stacks"] = capture(calls["short"]["item"], Path(folder) / "stacks.json", steps=2, stacks=True)
