@@ -423,6 +423,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     report=report_rows,
     measure=measure,
-    recording="2026-11-29_h200_98b6695",
+    recording="2026-11-29_h200_9c4015b",
     needs="one GPU of compute capability 9 (H100, H200)",
 )
