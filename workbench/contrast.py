@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +82,20 @@ def text_changes(figure: Mapping[str, Any], theme: Theme) -> list[tuple[list[str
             fonts += _fonts(kept, ["data", i])
     changed = [(path, colour, readable(colour, theme)) for path, colour in fonts]
     return [(path, after) for path, before, after in changed if after != before]
+
+
+def themed(figure: Mapping[str, Any], theme: Theme) -> dict[str, Any]:
+    """Return data and layout of a plotly figure with its text in colours that read in a theme."""
+    copy = {"data": deepcopy(figure.get("data", [])), "layout": deepcopy(figure.get("layout", {}))}
+    for path, colour in text_changes(copy, theme):
+        *above, last = path
+        node: Any = copy
+        for part in above:
+            node = node[part]
+        node[last] = colour
+    font = copy["layout"].setdefault("template", {}).setdefault("layout", {}).setdefault("font", {})
+    font["color"] = theme.ink
+    return copy
 
 
 def _fonts(node: Any, path: list[str | int]) -> Iterator[tuple[list[str | int], str]]:

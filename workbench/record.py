@@ -256,7 +256,7 @@ class Recorder:
 
     def _record(self) -> dict[str, Any]:
         groups = {g: dict(v) for g, v in self.groups.items()}
-        commit, dirty = _commit()
+        commit, dirty = tree_state()
         groups["provenance"] = {
             "commit": commit,
             "dirty": dirty,
@@ -321,7 +321,7 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     return out.getvalue().encode()
 
 
-def _commit() -> tuple[str | None, bool]:
+def tree_state() -> tuple[str | None, bool]:
     """Return (commit, dirty); a machine that gets an exported tree is told through WORKBENCH_COMMIT."""
     told = os.environ.get("WORKBENCH_COMMIT")
     if told:

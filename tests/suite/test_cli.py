@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from workbench.cli import LAZY_GROUPS, app
 from workbench.experiment import SOURCES, load, slugs
+from workbench.record import tree_state
 from workbench.suite import find_notebooks
 
 HELD = [{"claim": "c", "holds": True, "value": 1}]
@@ -109,7 +110,8 @@ def test_run_with_a_parameter_file(tmp_path: Path) -> None:
     assert "tiny: cell 1/4" in text and "[1/1] tiny: passed" in text and "claims: 1 held" in text
     summary = json.loads((tmp_path / "out" / "run.json").read_text())
     assert summary["notebooks"][0]["params"] == {"n": 5, "name": "on"}
-    assert (tmp_path / "out" / "index.html").is_file()
+    assert (summary["commit"] is None) is (tree_state()[0] is None) and summary["machine"]["cores"] >= 1
+    assert (summary["commit"] or "unknown")[:12] in (tmp_path / "out" / "index.html").read_text()
 
 
 def test_same_slug_twice_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page of a run: everything escaped, failures first, nothing from outside, usable on a phone."""
+"""The page of a run: everything escaped, a summary with links, nothing from outside, usable on a phone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,16 @@ def summary(*outcomes: dict[str, Any]) -> dict[str, Any]:
     return {
         "started": "2026-01-02T03:04:05+00:00",
         "seconds": 12.3,
-        "gpus": [],
+        "commit": "0123456789abcdef",
+        "dirty": False,
+        "machine": {
+            "gpus": [],
+            "cpu": "A CPU",
+            "cores": 2,
+            "memory_MiB": 24 * 1024,
+            "system": "Linux",
+            "python": "3.11.7",
+        },
         "exit_status": 1,
         "peak_memory_bytes": 2**30,
         "notebooks": list(outcomes),
@@ -69,7 +78,7 @@ def test_hostile_strings_stay_text(tmp_path: Path) -> None:
     assert sum(HOSTILE in t for t in page.texts) >= 8
 
 
-def test_failures_come_first_and_counts_are_right(tmp_path: Path) -> None:
+def test_summary_counts_are_right_and_lead_to_what_failed(tmp_path: Path) -> None:
     held, failed = ({"claim": f"claim {h}", "holds": h, "value": 1.23456} for h in (True, False))
     known = failed | {"known": "another chip"}
     error = {"kind": "timeout", "message": "too slow", "cell": 2, "excerpt": ""}
@@ -80,20 +89,66 @@ def test_failures_come_first_and_counts_are_right(tmp_path: Path) -> None:
         outcome("a_bad", "failed", error=error),
     )
     text = render(tmp_path, run, {})
-    assert re.findall(r'<article class="card (\w+)"', text) == ["failed", "claim_failed", "passed", "skipped"]
-    tiles = {
-        label: count for count, label in re.findall(r'<div class="tile[^>]*><b[^>]*>([^<]*)</b><span>([^<]*)', text)
+    found = re.findall(r'<a class="tile[^>]*href="([^"]*)"><b[^>]*>([^<]*)</b><span>([^<]*)', text)
+    assert {label: (count, href) for href, count, label in found} == {
+        "notebooks": ("4", "#sections"),
+        "failed": ("1", "#no-result"),
+        "skipped": ("1", "#no-result"),
+        "with a failed claim": ("1", "#claims-failed"),
+        "claims held": ("2", "#sections"),
+        "claims failed": ("1", "#claims-failed"),
+        "known to differ": ("1", "#claims-differs"),
+        "not decided": ("1", "#claims-na"),
     }
-    expected = {"notebooks": "4", "failed": "1", "with a failed claim": "1", "passed": "1", "skipped": "1"}
-    expected |= {
-        "claims held": "2",
-        "claims failed": "1",
-        "known to differ": "1",
-        "not applicable": "1",
-        "in all": "12.3 s",
+    listed = dict(re.findall(r'<ul id="([^"]+)">(.*?)</ul>', text, flags=re.S))
+    links = {name: re.findall('href="#([^"]+)"', part) for name, part in listed.items()}
+    assert links == {
+        "no-result": ["a_bad", "skip"],
+        "claims-failed": ["c_claim"],
+        "claims-differs": ["b_good"],
+        "claims-na": ["b_good"],
     }
-    assert expected.items() <= tiles.items()
-    assert "[1.235]" in text and "another chip" in text and "too slow" in text and "1 min 15 s" in text
+    page = Page(text)
+    ids = {attrs["id"] for _, attrs in page.tags if "id" in attrs}
+    targets = {href[1:] for _, attrs in page.tags if (href := attrs.get("href") or "").startswith("#")}
+    assert targets <= ids and {"a_bad", "b_good", "c_claim", "skip"} <= targets
+    assert "[1.235]" in listed["claims-failed"] and "another chip" in listed["claims-differs"]
+    assert "too slow" in listed["no-result"] and "1 min 15 s" in text and "12.3 s" in text
+
+
+def test_sections_are_those_of_the_notebook_index(tmp_path: Path) -> None:
+    from workbench.suite.index import HEADINGS
+
+    held = [{"claim": "c", "holds": True, "value": 1}]
+    order = ["tools", "mine", "appendix_b", "s08_sync_free", "tools"]
+    run = summary(*(outcome(f"n{i}", "passed", group=group, checks=held) for i, group in enumerate(order)))
+    text = render(tmp_path, run, {})
+    assert re.findall("<h2>(.*?)</h2>", text) == [*HEADINGS.values(), "mine"]
+    parts = re.split("<h2>", text.split("<main>")[1])[1:]
+    assert [re.findall(r'<article .* id="(\w+)"', part) for part in parts] == [["n3"], ["n2"], ["n0", "n4"], ["n1"]]
+    rows = re.findall(r"<tr><td><a[^>]*>([^<]*)</a></td><td>(\d+)</td>\s*<td >(\d+)</td>", text)
+    assert rows == [(HEADINGS["s08_sync_free"], "1", "1"), (HEADINGS["appendix_b"], "1", "1"),
+                    (HEADINGS["tools"], "2", "2"), ("mine", "1", "1")]  # fmt: skip
+
+
+def test_page_says_when_where_and_on_which_commit_it_ran(tmp_path: Path) -> None:
+    def about(**change: Any) -> dict[str, str]:
+        text = render(tmp_path, summary() | change, {})
+        return dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", text))
+
+    told = about()
+    assert told["Started"] == "2026-01-02 03:04:05 UTC" and told["Commit"] == "0123456789ab"
+    assert told["Machine"] == "no GPU; A CPU, 2 cores, 24 GiB; Linux, Python 3.11.7"
+    assert about(dirty=True)["Commit"] == "0123456789ab, with uncommitted changes"
+    assert about(commit=None, dirty=True)["Commit"] == "unknown"
+    gpus = summary()["machine"] | {"gpus": ["H", "H"], "cpu": None, "memory_MiB": None}
+    assert about(machine=gpus)["Machine"] == "2 x H; unknown processor, 2 cores; Linux, Python 3.11.7"
+
+
+def test_badge_stands_beneath_its_figure(tmp_path: Path) -> None:
+    text = render(tmp_path, summary(outcome("a", "passed", badge="recorded on X"), outcome("b", "failed")), {})
+    (figure,) = re.findall("<figure>(.*?)</figure>", text, flags=re.S)
+    assert re.search(r"<figcaption>.*recorded on X.*</figcaption>", figure)
 
 
 def test_nothing_is_loaded_from_outside(tmp_path: Path) -> None:
@@ -147,6 +202,7 @@ def test_page_in_a_browser(tmp_path: Path, chromium: str) -> None:
     from playwright.sync_api import Dialog, sync_playwright
 
     figure = {"data": [{"type": "bar", "x": [1, 2], "y": [3, 4]}], "layout": {}}
+    figure["layout"] = {"title": {"text": "t", "font": {"color": "#767676"}}}
     for slug in ("one", "two"):
         notebook_with(tmp_path / "notebooks" / f"{slug}.ipynb", {thumbnails.PLOTLY_MIME: figure})
     long = {"claim": "word " * 60 + "x" * 300, "holds": False, "value": "y" * 200}
@@ -156,7 +212,8 @@ def test_page_in_a_browser(tmp_path: Path, chromium: str) -> None:
         outcome("three", "failed", source="live"),
     )
     page_path = write_page(tmp_path, run)
-    assert page_path.read_text().count("data:image/webp;base64,") == 2
+    pictures = re.findall('data:image/webp;base64,[^"]*', page_path.read_text())
+    assert len(pictures) == 4 and len(set(pictures)) == 2, "a light and a dark one of each figure"
     with sync_playwright() as p:
         browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--disable-quic"])
         page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
@@ -175,7 +232,9 @@ def test_page_in_a_browser(tmp_path: Path, chromium: str) -> None:
         def shown() -> list[str]:
             return page.eval_on_selector_all(".card:not([hidden])", "cards => cards.map(c => c.id)")
 
-        assert shown() == ["three", "two", "one"]
+        assert shown() == ["one", "two", "three"]
+        shown_picture = page.evaluate("document.images[0].currentSrc")
+        assert shown_picture == pictures[0], "the dark picture on a dark page"
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         right = "Math.max(...[...document.querySelectorAll('.card *')].map(e => e.getBoundingClientRect().right))"
         assert page.evaluate(right) <= 390
@@ -189,6 +248,11 @@ def test_page_in_a_browser(tmp_path: Path, chromium: str) -> None:
         page.fill("#search", "word xxx")
         assert shown() == ["two"]
         page.fill("#search", "no such words")
-        assert shown() == [] and page.is_visible("#none")
+        assert shown() == [] and page.is_visible("#none") and not page.is_visible("section h2")
+        page.click("a.tile[href='#claims-failed']")
+        page.click("#claims-failed a")
+        assert shown() == ["one", "two", "three"], "a link shows what the filter hid"
+        top = page.eval_on_selector("#two", "card => card.getBoundingClientRect().top")
+        assert 0 <= top < 800
         browser.close()
     assert noise == []

@@ -222,7 +222,8 @@ def _storage_type(folder: Path) -> str | None:
     return best[1]
 
 
-def _cpu() -> dict[str, Any]:
+def cpu() -> dict[str, Any]:
+    """Return processor, cores, governor and memory in MiB, as plain JSON values."""
     info = _read("/proc/cpuinfo")
     model = re.search(r"^(?:model name|Processor)\s*:\s*(.+)$", info, re.M)
     memory = re.search(r"^MemTotal:\s*(\d+) kB", _read("/proc/meminfo"), re.M)
@@ -318,7 +319,7 @@ def environment() -> dict[str, Any]:
         "gpus": gpus,
         "links": _links() if gpus else {"nvlinks_per_gpu": None, "nvlink_GBps_per_link": None, "gpu_pairs": {}},
         "nics": _nics(),
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "system": f"{platform.system()} {platform.release()}",
         "interpreter": _interpreter(),
         "software": _software(),

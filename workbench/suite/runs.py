@@ -7,6 +7,7 @@ import datetime
 import fcntl
 import json
 import os
+import platform
 import select
 import signal
 import time
@@ -14,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.measure.audit import cpu
+from workbench.record import tree_state
 from workbench.suite import verdict
 from workbench.suite.catalog import Notebook, NotebookError
 from workbench.suite.fingerprint import fingerprint, gpus
@@ -61,6 +64,7 @@ def run_suite(
             raise OutputError(f"{notebook.slug}: the results would replace the notebook itself; choose another --out")
     skipped = dict(skipped or {})
     began, started = time.monotonic(), datetime.datetime.now(datetime.UTC)
+    commit, dirty = tree_state()
     with _lock(out), _Signals() as signals:
         caught = signals.caught
         outcomes = _execute(notebooks, params, folder, jobs, timeout_s, force, skipped, caught)
@@ -69,7 +73,9 @@ def run_suite(
             "seconds": round(time.monotonic() - began, 2),
             "jobs": jobs,
             "timeout_s": timeout_s,
-            "gpus": list(gpus()),
+            "commit": commit,
+            "dirty": dirty,
+            "machine": machine(),
             "exit_status": exit_status(outcomes, caught),
             "counts": {s: sum(o["status"] == s for o in outcomes) for s in sorted({o["status"] for o in outcomes})},
             "peak_memory_bytes": max((o["peak_memory_bytes"] or 0 for o in outcomes), default=0) or None,
@@ -82,6 +88,19 @@ def run_suite(
             signals.at_once = True
             write_page(out, summary, thumbnails=not caught)
     return summary
+
+
+def machine() -> dict[str, Any]:
+    """Return what the notebooks run on, without naming the machine: GPUs, processor, memory in MiB, system, Python."""
+    found = cpu()
+    return {
+        "gpus": list(gpus()),
+        "cpu": found["model"],
+        "cores": found["usable_cores"],
+        "memory_MiB": found["memory_MiB"],
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
 
 
 def exit_status(outcomes: Sequence[Mapping[str, Any]], caught: Sequence[int] = ()) -> int:
