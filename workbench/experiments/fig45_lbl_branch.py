@@ -42,7 +42,7 @@ class BranchParams(Params):
 
     coefficient: float = param(0.05, "LBL coefficient of the original trajectory", min=0, max=10)
     branch_coefficient: float = param(0.005, "LBL coefficient of the branch", min=0, max=10)
-    steps: int = param(1200, "optimizer steps of the original run", min=20, max=1_000_000)
+    steps: int = param(2000, "optimizer steps of the original run", min=20, max=1_000_000)
     branch_step: int = param(700, "step of the checkpoint that is branched", min=5, max=1_000_000)
     seeds: tuple[int, ...] = param((0, 1, 2), "seeds, one original and one branch each", min=0, max=10_000)
     tiny: bool = param(False, "a model that a CPU trains in a minute")
@@ -354,7 +354,7 @@ EXPERIMENT = ArchiveExperiment(
     checks=checks,
     measure=measure,
     read=read,
-    recording="2026-11-29_h200_5b112d1",
+    recording="2026-11-29_h200_9c4015b",
     needs="one CUDA GPU, or tiny=True",
     live_on_cpu=True,
 )
