@@ -86,6 +86,7 @@ def test_a_small_wide_table_goes_on_below_with_its_rows_numbered() -> None:
     [
         ([335.7953, 88.01, 174.5], ["335.8", "88.0", "174.5"]),
         ([0.573, 3.26751, 1.0], ["0.573", "3.268", "1.000"]),
+        ([3.2, 0.01449], ["3.2000", "0.0145"]),
         ([6325.781, 21716.064], ["6326", "21716"]),
         ([0.0005, 0.001], ["0.0005", "0.0010"]),
         ([1.2047e-7, 0.0], ["1.205e-07", "0"]),
@@ -98,7 +99,11 @@ def test_numbers_are_rounded_for_their_column(values: list[float | None], shown:
     assert rounded(values) == shown
 
 
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=8))
+ANY_NUMBERS = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=8)
+LIKE_NUMBERS = st.lists(st.floats(0.01, 90), min_size=1, max_size=8)
+
+
+@given(ANY_NUMBERS | LIKE_NUMBERS)
 def test_no_rounding_changes_a_number_by_half_a_percent(values: list[float]) -> None:
     for value, text in zip(values, rounded(values), strict=True):
         assert abs(float(text) - value) <= 0.005 * abs(value)
