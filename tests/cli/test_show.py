@@ -158,14 +158,18 @@ def test_source_and_claims_come_before_the_rows_and_the_standing_comes_last() ->
 
 
 def test_a_failed_claim_is_named_in_the_last_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    checks = [Check("water is wet", True, 1), Check("pigs fly", False, "none did"), Check("known", False, 2, "gravity")]
+    checks = [
+        Check("water is wet", True, 1),
+        Check("pigs fly", False, "none did"),
+        Check("known", False, 2 / 3, "gravity"),
+    ]
     experiment = dataclasses.replace(load("fig31_blocks_ahead"), checks=lambda result: checks)
     show(experiment.run("model"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[-4].startswith("claims (above the table): 1 failed, 1 differs, 1 held; ")
     assert lines[-2] == "failed: pigs fly  [none did]"
     assert [x.split()[0] for x in lines if re.match(r" *(held|failed|differs)  ", x)] == ["held", "failed", "differs"]
-    assert "         gravity" in lines
+    assert "differs  known  [0.6667]" in lines and "         gravity" in lines
 
 
 def test_names_from_outside_are_text() -> None:

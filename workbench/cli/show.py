@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from workbench.cli.output import line_width, plain, say
-from workbench.cli.table import elided, flowed, kind_column, kinds, overview, whole
+from workbench.cli.table import elided, flowed, kind_column, kinds, overview, rounded, whole
 from workbench.suite.verdict import STANDINGS, standing
 
 if TYPE_CHECKING:
-    from workbench.experiment import Result
+    from workbench.experiment import Check, Result
 
 _WORD = max(map(len, STANDINGS))
 
@@ -58,7 +58,7 @@ def _claims(result: Result, width: int) -> Iterator[str]:
     """Yield each claim after its standing; what decided it follows on the same line where it fits."""
     for check in result.checks:
         first = f"{standing(check.as_dict()):>{_WORD}}  {check.claim}"
-        value = "" if check.value is None else f"[{check.value}]"
+        value = _decided_by(check)
         beside = value and len(first) + 2 + len(value) <= width
         below = " " * (_WORD + 2)
         yield from _filled(f"{first}  {value}" if beside else first, width, below)
@@ -73,8 +73,13 @@ def _summary(result: Result, width: int) -> Iterator[str]:
     yield from _filled(f"claims (above the table): {told}; {result.badge}" if told else result.badge, width, "  ")
     for check in result.checks:
         if check.fails:
-            yield from _filled(f"failed: {check.claim}  [{check.value}]", width, "  ")
+            yield from _filled(f"failed: {check.claim}  {_decided_by(check)}", width, "  ")
     yield from _filled("numbers are rounded and long texts cut; --json prints every row in full", width, "  ")
+
+
+def _decided_by(check: Check) -> str:
+    value = rounded([check.value])[0] if isinstance(check.value, float) else check.value
+    return "" if value is None else f"[{value}]"
 
 
 def _filled(text: str, width: int, below: str = "") -> list[str]:
