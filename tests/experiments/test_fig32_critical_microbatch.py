@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
+import signal
 
 import polars as pl
 import pytest
@@ -264,6 +266,7 @@ def test_measuring_visits_every_region_and_keeps_its_rows_whatever_the_compiler_
     monkeypatch.setattr(timing, "capture", lambda calls, warmup: type("Graph", (), {"replay": staticmethod(calls[0])}))
     monkeypatch.setattr("torch.compile", lambda layer, dynamic: f"compiled {layer}")
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    monkeypatch.setattr(fig32, "_in_own_process", lambda function, *args: function(*args))
     params = fig32.CriticalMicrobatchParams(tokens=(1024, 32768), compiled_tokens=(1024,), repeats=12)
     recorder = Recorder("fig32_critical_microbatch", {})
     rows = fig32.measure(params, recorder)
@@ -283,6 +286,16 @@ def test_measuring_visits_every_region_and_keeps_its_rows_whatever_the_compiler_
     result = Result(experiment=fig32.EXPERIMENT, params=params, source="live",
                     table=pl.DataFrame(rows, infer_schema_length=None), recording=recorder.live())  # fmt: skip
     assert result.checks and result.figure().data
+
+
+def _crash(signal_number: int) -> None:
+    os.kill(os.getpid(), signal_number)
+
+
+def test_a_compiler_that_ends_its_process_takes_no_measurement_with_it():
+    told, found = fig32._in_own_process(_crash, signal.SIGSEGV)
+    assert told == "refused: the process that compiled it crashed" and found is None
+    assert fig32._in_own_process(divmod, 7, 2) == (3, 1)
 
 
 def test_several_layers_stand_side_by_side_and_a_wait_is_said(monkeypatch):

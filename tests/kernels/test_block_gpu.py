@@ -210,3 +210,17 @@ def test_two_microbatches_in_flight():
     for i, x in enumerate(inputs):
         assert_close(f"x {i}", x.grad, apart[i]["x"], 2e-3)
     assert block.pool.high_water == 2
+
+
+@pytest.mark.parametrize("shared_mode", ["stream", "before_wait"])
+def test_a_compiled_block_equals_the_eager_one(shared_mode):
+    """Its graph breaks at the row movement, where Dynamo must hold no stream."""
+    config = replace(PARITY, shared_mode=shared_mode)
+    x, d_out = data(config, 256)
+    eager, block = (make(config, "rowwise") for _ in range(2))
+    expected = run_block(eager, x, d_out)
+    torch._dynamo.reset()
+    block.compile(backend="aot_eager", dynamic=True)
+    for _ in range(2):
+        block.zero_grad()
+        assert_same(run_block(block, x, d_out), expected)

@@ -105,7 +105,9 @@ def measure(params: CriticalMicrobatchParams, recorder: Any) -> list[dict[str, A
     compiled: dict[str, str] = {}
     try:
         for layer in COMPILED if params.compiled_tokens else ():
-            compiled[layer] = _measure_compiled(params, sweep, layers, layer)
+            compiled[layer], found = _in_own_process(_measure_compiled, params, layer, sweep.per_us)
+            if found is not None:
+                sweep.extend(found)
             print(f"{layer}, compiled: {compiled[layer]}, {time.monotonic() - started:.0f} s", flush=True)
     except KeyboardInterrupt:
         compiled["interrupted"] = "while compiling; the rows before it are kept"
@@ -123,7 +125,7 @@ def _protocol(recorder: Any, repeats: int, per_us: float) -> None:
         repeats=repeats,
         rounds=ROUNDS,
         order="sizes ascending, layers in turn at each size, all of it once a round; replay in one round; compiled "
-        "layers afterwards in as many rounds, beside as many more of the eager ones",
+        "layers afterwards in as many rounds, each in a process of its own, beside as many more of the eager ones",
         l2="warm for small sizes: inputs of one region are reused",
         spin_cycles_per_us=per_us,
         idle="torch.profiler, device activities only, back-to-back calls of which the first 2 are left out",
@@ -150,17 +152,31 @@ def _measure_one(params: Any, sweep: Any, layers: Any, tokens: int, layer: str, 
         sweep.add(Key(layer, passes, "replay", tokens), graph.replay, max(4, params.repeats // ROUNDS))
 
 
-def _measure_compiled(params: Any, sweep: Any, layers: Any, layer: str) -> str:
-    """Measure a compiled layer beside more rounds of the eager one, and return what compiling it did.
+def _in_own_process(function: Callable[..., tuple[str, Any]], *args: Any) -> tuple[str, Any]:
+    """Return `function(*args)` of a new process, or what ended that process: a compiler can crash its interpreter."""
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        try:
+            return pool.submit(function, *args).result()
+        except BrokenProcessPool:
+            return "refused: the process that compiled it crashed", None
+
+
+def _measure_compiled(params: Any, layer: str, per_us: float) -> tuple[str, Any]:
+    """Measure a compiled layer beside more rounds of the eager one; return what compiling it did, and the sweep.
 
     A refusal is a result and no failure.
     """
     import torch
     from torch._dynamo.utils import counters
 
-    from workbench.measure.blocks import PASSES
-    from workbench.measure.critical import Key
+    from workbench.measure.blocks import PASSES, Layers
+    from workbench.measure.critical import Key, Sweep
 
+    sweep, layers = Sweep(per_us), Layers(params.experts, None, router_mode="learned")
     counters.clear()
     module = torch.compile(layers.layers[layer], dynamic=True)
     each = max(2, params.repeats // ROUNDS)
@@ -175,7 +191,7 @@ def _measure_compiled(params: Any, sweep: Any, layers: Any, layer: str) -> str:
                     region = layers.region(layer, passes, tokens, layer=module)
                     if turn == 0 and passes == "forward":
                         _same_output(eager, region)
-                    if Key(layer, passes, "eager", tokens) in sweep.notes and tokens <= LARGE:
+                    if tokens in params.tokens and tokens <= LARGE:
                         sweep.add(Key(layer, passes, "eager", tokens), eager.submit_call, each)
                     key = Key(layer, passes, "compiled", tokens)
                     sweep.add(key, region.submit_call, each)
@@ -183,12 +199,13 @@ def _measure_compiled(params: Any, sweep: Any, layers: Any, layer: str) -> str:
                         rows.append(key)
                         sweep.add_idle(key, region.call, batch=4)
     except Exception as error:  # the compiler refuses in many ways
-        return f"refused: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+        return f"refused: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}", sweep
     graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
     for key in rows:
         sweep.note(key, graphs=graphs, graph_breaks=breaks)
     reasons = sorted({reason.strip().splitlines()[0][:100] for reason in counters["graph_break"]})
-    return f"{graphs} graphs over all sizes, {breaks} graph breaks" + (f": {'; '.join(reasons)}" if reasons else "")
+    told = f"{graphs} graphs over all sizes, {breaks} graph breaks" + (f": {'; '.join(reasons)}" if reasons else "")
+    return told, sweep
 
 
 def _same_output(eager: Any, compiled: Any) -> None:

@@ -71,6 +71,18 @@ class Sweep:
         """Keep further columns of a key that was measured."""
         self.notes[key].update(values)
 
+    def extend(self, other: Sweep) -> None:
+        """Add the rounds of another sweep; of a key that both have, this one's further columns stay."""
+        for key, notes in other.notes.items():
+            self.submit_us.setdefault(key, []).extend(other.submit_us[key])
+            self.device_us.setdefault(key, []).extend(other.device_us[key])
+            mine = self.notes.get(key)
+            if mine is None:
+                self.notes[key] = dict(notes)
+            else:
+                mine["rounds"] += notes["rounds"]
+                mine["host_held_up"] |= notes["host_held_up"]
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row per key, in the order of their first round; `submit_us` and `device_us` hold the repeats as JSON."""
         from workbench.measure.timing import summary

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from moe_kernels._launch import compile_boundary
 from moe_kernels.swiglu import swiglu
 
 _STREAMS: dict[torch.device, torch.cuda.Stream] = {}
@@ -21,24 +24,40 @@ class SideStream:
 
     Memory needs no record_stream: what the side stream reads outlives the join, and what it allocates is only reused
     by side-stream work, which starts after the current stream at the next fork.
+
+    torch.compile never sees the streams: Dynamo of torch 2.11 ends the process (segmentation fault) where a graph that
+    used a stream breaks, which a routed block's graph does.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._side = None
+        self._side: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            self._side = _STREAMS.setdefault(device, torch.cuda.Stream(device))
-            self._forked = torch.cuda.Event()
-            self._forked.record()
+            _fork(self, device)
 
-    def run(self, function, *args: torch.Tensor) -> torch.Tensor:
+    def run(self, function: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
         """Submit `function(*args)` to the side stream, behind the work that the fork saw."""
-        if self._side is None:
-            return function(*args)
-        self._side.wait_event(self._forked)
-        with torch.cuda.stream(self._side):
-            return function(*args)
+        return function(*args) if self._side is None else _run(self, function, *args)
 
     def join(self) -> None:
         """Let the current stream wait for the side stream; the host does not."""
         if self._side is not None:
-            torch.cuda.current_stream(self._side.device).wait_stream(self._side)
+            _join(self)
+
+
+@compile_boundary
+def _fork(side: SideStream, device: torch.device) -> None:
+    side._side = _STREAMS.get(device) or _STREAMS.setdefault(device, torch.cuda.Stream(device))
+    side._forked = torch.cuda.Event()
+    side._forked.record()
+
+
+@compile_boundary
+def _run(side: SideStream, function: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
+    side._side.wait_event(side._forked)
+    with torch.cuda.stream(side._side):
+        return function(*args)
+
+
+@compile_boundary
+def _join(side: SideStream) -> None:
+    torch.cuda.current_stream(side._side.device).wait_stream(side._side)
