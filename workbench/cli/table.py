@@ -160,7 +160,7 @@ def rounded(values: Sequence[float | None]) -> list[str]:
     whole_numbers = all(v == int(v) for v in sizes)
     least, most = (math.floor(math.log10(f(sizes))) if sizes else 0 for f in (min, max))
     decimals = 0 if whole_numbers else max(0, 3 - most, 2 - least)
-    while decimals and all(f"{v:.{decimals}f}"[-1] == "0" for v in sizes):
+    while decimals and all(round(v, decimals - 1) == v for v in sizes):
         decimals -= 1
     aligned = whole_numbers or (most - least <= 3 and least >= -4)
 
