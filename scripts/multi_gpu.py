@@ -17,18 +17,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
 
+CPU_RANKS = 64  # each is a process that imports torch: more are a typing error
 SLUGS = ("fig74_submission_regimes_ep", "op_expert_parallel", "fig32_critical_microbatch_ep")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the recordings, or the CPU ranks' rows")
-    parser.add_argument("--ranks", type=int, default=0, help="default: one per GPU")
+    parser.add_argument("--ranks", type=int, default=0, help=f"default: one per GPU; with gloo 1 to {CPU_RANKS}")
     parser.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
     parser.add_argument("--only", nargs="+", choices=SLUGS, default=SLUGS, help="experiments to record")
     parser.add_argument("--processes", type=int, default=5, help="process starts over which step times are repeated")
     a = parser.parse_args()
     if a.backend == "gloo":
+        if not 1 <= a.ranks <= CPU_RANKS:
+            parser.error(f"--ranks: expected 1 to {CPU_RANKS} with --backend gloo, got {a.ranks}")
         from workbench.measure.multi_gpu import SECTIONS, Options, run
 
         options = Options(out=str(a.out), sections=tuple(SECTIONS), backend="gloo", small=True, repeats=2)
