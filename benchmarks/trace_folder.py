@@ -15,7 +15,8 @@ import statistics
 import tempfile
 import time
 
-from workbench.record import data_root
+from workbench.experiments.tool_first_look import RECORDING
+from workbench.record import load_recording
 from workbench.traces.folder import analyse_folder
 from workbench.traces.synthetic import make_ranks
 
@@ -29,7 +30,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--times", type=int, default=1, help="repeats of each measurement")
     options = parser.parse_args()
-    source = sorted((data_root() / "recorded" / "tool_first_look").glob(f"*/{SOURCE}"))[-1]
+    source = load_recording("tool_first_look", RECORDING).file(SOURCE)
     with tempfile.TemporaryDirectory() as made:
         begun = time.perf_counter()
         paths = make_ranks([source], made, options.ranks, repeat=options.repeat, slow={options.ranks // 2: 1.3})
