@@ -21,7 +21,7 @@ from typing import Any
 from workbench.contrast import THEMES
 from workbench.experiment import RESULT_MIME
 from workbench.files import replace_file
-from workbench.suite.catalog import Notebook, NotebookError
+from workbench.suite.catalog import Notebook
 from workbench.suite.fingerprint import code_hash, fingerprint
 from workbench.suite.process import prepare_folder, run_one, write_json
 from workbench.sweep_results import compare, tidy
@@ -166,22 +166,11 @@ def _remove_folders_of_the_dead() -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def may_use_gpu(notebook: Notebook, points: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a run would measure where a GPU is: its experiment can, and its source is auto or live."""
-    try:
-        experiment = notebook.experiment
-        default = notebook.declared["source"].default if "source" in notebook.declared else "auto"
-    except NotebookError:
-        return False
-    measures = experiment is None or "live" in experiment.sources()
-    return measures and any(p.get("source", default) in ("auto", "live") for p in points)
-
-
 def default_resources(client: Any, notebook: Notebook, points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return ``{"GPU": 1}`` for runs that may measure, where workers offer GPUs; nothing otherwise."""
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
     offered = any(w.get("resources", {}).get("GPU") for w in workers)
-    return {"GPU": 1.0} if offered and may_use_gpu(notebook, points) else {}
+    return {"GPU": 1.0} if offered and any(map(notebook.may_measure, points)) else {}
 
 
 def lacking(client: Any, resources: Mapping[str, float]) -> str | None:

@@ -210,6 +210,7 @@ def index_command(
     readme: Annotated[Path, typer.Option(help="The file between whose markers it goes.")] = Path("README.md"),
 ) -> None:
     """Print the README's index of notebooks, generated from the experiments."""
+    from workbench.files import replace_file
     from workbench.suite.index import index_text, with_index
 
     if not write:
@@ -221,9 +222,7 @@ def index_command(
     except (OSError, ValueError) as error:
         _refuse(str(error))
     if after != before:
-        temporary = readme.with_name(f".{readme.name}.tmp")
-        temporary.write_text(after, encoding="utf-8")
-        os.replace(temporary, readme)
+        replace_file(readme, after)
     print(f"{readme}: {'written' if after != before else 'unchanged'}")
 
 

@@ -54,7 +54,7 @@ def sweep_command(
     from workbench.cli.suite import _refuse, default_jobs
     from workbench.suite import OutputError, ParameterError, SelectionError, select
     from workbench.suite.fingerprint import gpus
-    from workbench.sweep import FINISHED, cluster, may_use_gpu, pending
+    from workbench.sweep import FINISHED, cluster, pending
 
     try:
         notebooks = select(slugs)
@@ -66,7 +66,7 @@ def sweep_command(
     everything = sum(len(points) for _, points in work.values())
     left = sum(pending(n, points, folders[n.slug]) for n, points in work.values())
     typer.echo(f"{everything} points, {left} to run")
-    local_gpus = len(gpus()) if any(may_use_gpu(n, points) for n, points in work.values()) else 0
+    local_gpus = len(gpus()) if any(n.may_measure(p) for n, points in work.values() for p in points) else 0
     started = cluster(scheduler, workers or default_jobs(), local_gpus)
     try:
         with started if left else contextlib.nullcontext() as client:

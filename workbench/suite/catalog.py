@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -75,6 +75,16 @@ class Notebook:
             raise NotebookError(
                 f"{self.slug}: its experiment does not load: {type(error).__name__}: {error}"
             ) from error
+
+    def may_measure(self, params: Mapping[str, Any]) -> bool:
+        """Whether a run would measure where a GPU is: its experiment can, and its source is auto or live."""
+        try:
+            experiment = self.experiment
+            default = self.declared["source"].default if "source" in self.declared else "auto"
+        except NotebookError:
+            return False
+        measures = experiment is None or "live" in experiment.sources()
+        return measures and params.get("source", default) in ("auto", "live")
 
     @property
     def quick(self) -> dict[str, Any]:

@@ -293,10 +293,7 @@ class NotebookRun:
             "attempts": self._attempt,
             "params": self.params,
             "fingerprint": self.fingerprint,
-            "source": None,
-            "recording": None,
-            "badge": None,
-            "checks": [],
+            **verdict.nothing_shown(),
             "html_error": None,
             **found,
         }

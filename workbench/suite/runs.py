@@ -18,7 +18,7 @@ from typing import Any
 from workbench.measure.audit import cpu
 from workbench.record import tree_state
 from workbench.suite import verdict
-from workbench.suite.catalog import Notebook, NotebookError
+from workbench.suite.catalog import Notebook
 from workbench.suite.fingerprint import fingerprint, gpus
 from workbench.suite.process import DEFAULT_TIMEOUT_S, NotebookRun, OutputError, prepare_folder, title_of, write_json
 from workbench.suite.progress import Progress
@@ -130,7 +130,7 @@ def _execute(
                 while waiting and len(running) < max(1, jobs) and not alone and not caught:
                     notebook = waiting[0]
                     mine = dict(params.get(notebook.slug, {}))
-                    measures = may_measure(notebook, mine)
+                    measures = bool(gpus()) and notebook.may_measure(mine)
                     if measures and running:
                         break
                     waiting.pop(0)
@@ -177,17 +177,6 @@ def _wait(running: Sequence[NotebookRun]) -> None:
         select.select(pending, [], [], 0.25)
 
 
-def may_measure(notebook: Notebook, params: Mapping[str, Any]) -> bool:
-    """Whether this run would use a GPU of this machine."""
-    try:
-        experiment = notebook.experiment
-        default = notebook.declared["source"].default if "source" in notebook.declared else "auto"
-    except NotebookError:
-        return False
-    source = params.get("source", default)
-    return bool(gpus()) and (experiment is None or "live" in experiment.sources()) and source in ("auto", "live")
-
-
 def _previous(
     notebook: Notebook, params: dict[str, Any], folder: Path, force: bool
 ) -> tuple[str | None, dict[str, Any] | None]:
@@ -223,10 +212,7 @@ def _skip(notebook: Notebook, params: Mapping[str, Any], reason: str) -> dict[st
         "code_cells": None,
         "attempts": 0,
         "params": dict(params),
-        "source": None,
-        "recording": None,
-        "badge": None,
-        "checks": [],
+        **verdict.nothing_shown(),
         "html_error": None,
         "error": {"kind": "skipped", "message": reason, "cell": None, "excerpt": ""},
     }

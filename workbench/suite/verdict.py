@@ -24,6 +24,11 @@ STANDINGS = ("failed", "differs", "held", "n/a")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
+def nothing_shown() -> dict[str, Any]:
+    """Return what an outcome says of results while there is none."""
+    return {"source": None, "recording": None, "badge": None, "checks": []}
+
+
 def judge(executed: Path, exit_status: int | None, error: dict[str, Any] | None, *, limit_s: float) -> dict[str, Any]:
     """Return ``status``, ``source``, ``badge``, ``recording``, ``checks`` and ``error`` of one executed notebook.
 
@@ -33,14 +38,7 @@ def judge(executed: Path, exit_status: int | None, error: dict[str, Any] | None,
         error: what the executing process reported, if anything.
         limit_s: the time limit, for messages.
     """
-    verdict: dict[str, Any] = {
-        "status": FAILED,
-        "source": None,
-        "recording": None,
-        "badge": None,
-        "checks": [],
-        "error": None,
-    }
+    verdict: dict[str, Any] = {"status": FAILED, **nothing_shown(), "error": None}
     try:
         content = json.loads(executed.read_bytes())
         cells = content["cells"]
