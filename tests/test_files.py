@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.files import replace_file, replacing
+from workbench.files import WRITING, new_folder, replace_file, replacing
 
 
 def names(folder: Path) -> list[str]:
@@ -80,6 +80,32 @@ def test_permissions_are_those_of_the_file_before_else_the_usual_ones(tmp_path):
         replace_file(path, "x")
     assert usual.stat().st_mode == (tmp_path / "plain").stat().st_mode
     assert kept.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_folder_appears_whole(tmp_path):
+    (tmp_path / "plain").mkdir()
+    with new_folder(tmp_path / "made") as folder:
+        assert folder.parent == tmp_path and folder.name.startswith(WRITING) and WRITING.startswith(".")
+        (folder / "a").write_text("x")
+        assert not (tmp_path / "made").exists()
+    assert names(tmp_path) == ["made", "plain"] and (tmp_path / "made" / "a").read_text() == "x"
+    assert (tmp_path / "made").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_a_folder_whose_making_fails_goes_with_all_that_it_holds(tmp_path, error):
+    with pytest.raises(type(error)), new_folder(tmp_path / "made") as folder:
+        (folder / "a").write_text("x")
+        raise error
+    assert names(tmp_path) == []
+
+
+def test_a_full_folder_is_not_replaced(tmp_path):
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "old").write_text("x")
+    with pytest.raises(OSError), new_folder(tmp_path / "made") as folder:
+        (folder / "new").write_text("y")
+    assert names(tmp_path) == ["made"] and names(tmp_path / "made") == ["old"]
 
 
 def test_it_needs_the_standard_library_alone():

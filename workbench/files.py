@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written under another name beside their own, then renamed.
+"""Files and folders that appear whole or not at all: written under another name beside their own, then renamed.
 
 Standard library only: a bare GPU machine writes with it too.
 """
@@ -11,6 +11,8 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+
+WRITING = ".writing-"
 
 
 @contextlib.contextmanager
@@ -33,6 +35,24 @@ def replacing(path: str | Path, ending: str = ".tmp") -> Iterator[Path]:
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """Yield a hidden empty folder beside `path`; with what the block puts there it becomes `path` when the block ends.
+
+    When the block raises, or `path` is there and not empty, the folder goes with all that it holds. That of a process
+    that was killed stays: its name begins with `WRITING`.
+    """
+    path = Path(path)
+    temporary = path.with_name(f"{WRITING}{uuid.uuid4().hex[:8]}")
+    temporary.mkdir()
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 

@@ -15,15 +15,15 @@ import io
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from workbench.files import new_folder
 
 SCHEMA = 1
 # Fields of Appendix B.9 by group; `REQUIRED` may not be null, because no reader could use the numbers without them.
@@ -296,19 +296,13 @@ class Recorder:
             target = parent / f"{name}_{self.started:%H%M%S}"
         if target.exists():
             raise FileExistsError(f"recording {target.name} of {self.slug} exists; recordings are never overwritten")
-        temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=parent))
-        try:
+        with new_folder(target) as folder:
             for n, b in files.items():
-                (temporary / n).write_bytes(b)
+                (folder / n).write_bytes(b)
             # Of what a reader will parse: writing turns keys and foreign values into text.
             parsed = json.loads(json.dumps(record, allow_nan=False, default=str))
             text = json.dumps(parsed | {DIGEST: record_digest(parsed)}, indent=1)
-            (temporary / "record.json").write_text(text + "\n", encoding="utf-8")
-            temporary.chmod(0o755)
-            os.replace(temporary, target)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+            (folder / "record.json").write_text(text + "\n", encoding="utf-8")
         return target
 
 

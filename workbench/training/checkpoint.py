@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from workbench.files import WRITING, new_folder
 
 PATTERN = "step_"
 
@@ -25,22 +26,17 @@ def save(root: Path, step: int, tensors: dict[str, Any], meta: dict[str, Any], *
     from safetensors.torch import save_file
 
     root.mkdir(parents=True, exist_ok=True)
-    for left in root.glob(".writing-*"):
+    for left in root.glob(f"{WRITING}*"):
         shutil.rmtree(left, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=root))
-    try:
-        save_file({k: v.detach().contiguous().cpu() for k, v in tensors.items()}, temporary / "tensors.safetensors")
-        (temporary / "meta.json").write_text(json.dumps({"step": step, **meta}), encoding="utf-8")
+    target = root / f"{PATTERN}{step:08d}"
+    with new_folder(target) as folder:
+        save_file({k: v.detach().contiguous().cpu() for k, v in tensors.items()}, folder / "tensors.safetensors")
+        (folder / "meta.json").write_text(json.dumps({"step": step, **meta}), encoding="utf-8")
         for name in ("tensors.safetensors", "meta.json"):
-            with open(temporary / name, "rb") as f:
+            with open(folder / name, "rb") as f:
                 os.fsync(f.fileno())
-        target = root / f"{PATTERN}{step:08d}"
         if target.exists():
             shutil.rmtree(target)
-        os.replace(temporary, target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     if keep:
         for old in steps(root)[:-keep]:
             shutil.rmtree(root / f"{PATTERN}{old:08d}", ignore_errors=True)
