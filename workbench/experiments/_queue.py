@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from workbench.models.headroom import Curve, busy_window, device_headroom, idle_intervals
-from workbench.models.submission import Op, Program, RangePop, RangePush, Step, Submit, simulate
+from workbench.models.submission import Op, Program, RangePop, RangePush, Step, Submit, program_to_json, simulate
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 UNIT = "figure units"
 EPSILON = 1e-9
 BOX_KINDS = {"submit": "cpu_submit", "work": "host_work", "wait": "sync_wait", "execute": "gpu_execute"}
+AT_CURSOR = (
+    {"type": "cpu", "label": "CPU at the cursor", "timeline": "main", "thread": 0},
+    {"type": "gpu", "label": "GPU at the cursor", "timeline": "main", "device": 0},
+)
 LANES = {"cpu0": "CPU submits", "gpu0/s0": "GPU executes", "gpu0/s1": "GPU copies"}
 
 
@@ -186,6 +190,11 @@ def lane_rows(curve: str, label: str, copies: bool = False) -> list[dict[str, An
     if curve:
         out.append({"type": "curve", "curve": curve, "device": 0, "label": label})
     return out
+
+
+def view_timeline(program: Program, curve_rows: Sequence[Any], marks: Sequence[Any] = ()) -> dict[str, Any]:
+    """The only timeline of an interactive panel."""
+    return {"id": "main", "title": "", "program": program_to_json(program), "rows": curve_rows, "marks": list(marks)}
 
 
 def control(params: Any, name: str, label: str, sets: list[dict[str, Any]], ours: bool = False) -> dict[str, Any]:

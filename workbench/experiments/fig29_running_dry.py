@@ -7,6 +7,7 @@ from typing import Any
 
 from workbench.experiment import Check, Experiment, Params, Result, param
 from workbench.experiments._queue import (
+    AT_CURSOR,
     EPSILON,
     block,
     box,
@@ -18,10 +19,11 @@ from workbench.experiments._queue import (
     rows,
     step_index,
     total,
+    view_timeline,
     waited_for,
 )
 from workbench.models.headroom import queued_blocks
-from workbench.models.submission import HostWait, HostWork, Program, Submit, program_to_json
+from workbench.models.submission import HostWait, HostWork, Program, Submit
 
 SLOW, WAIT = "a", "b"
 QUEUED_BEFORE_WAIT = 4
@@ -176,16 +178,8 @@ def interactive(params: Fig29Params) -> dict[str, Any]:
 def _panel(
     name: str, title: str, caption: str, program: Program, slider: dict[str, Any], marks: list[Any], cursor: float
 ) -> dict[str, Any]:
-    timeline = {
-        "id": "main",
-        "title": "",
-        "program": program_to_json(program),
-        "rows": lane_rows("queued_blocks", "queued blocks"),
-        "marks": marks,
-    }
     readouts = [
-        {"type": "cpu", "label": "CPU at the cursor", "timeline": "main", "thread": 0},
-        {"type": "gpu", "label": "GPU at the cursor", "timeline": "main", "device": 0},
+        *AT_CURSOR,
         {"type": "queued_blocks", "label": "Queued blocks", "timeline": "main"},
         {"type": "total", "metric": "idle", "label": "GPU idle in all", "timeline": "main", "device": 0},
     ]
@@ -193,7 +187,7 @@ def _panel(
         "id": name,
         "title": title,
         "caption": caption,
-        "timelines": [timeline],
+        "timelines": [view_timeline(program, lane_rows("queued_blocks", "queued blocks"), marks)],
         "cursor": cursor,
         "controls": [slider],
         "readouts": readouts,

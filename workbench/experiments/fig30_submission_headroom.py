@@ -12,6 +12,7 @@ from typing import Any
 
 from workbench.experiment import Check, Experiment, Params, Result, param
 from workbench.experiments._queue import (
+    AT_CURSOR,
     EPSILON,
     block,
     boxes,
@@ -22,9 +23,10 @@ from workbench.experiments._queue import (
     one,
     rows,
     step_index,
+    view_timeline,
     waited_for,
 )
-from workbench.models.submission import Op, Program, program_to_json
+from workbench.models.submission import Op, Program
 
 KERNELS, MICROBATCH = "a", "b"
 LAYERS = 4
@@ -185,20 +187,11 @@ def interactive(params: Fig30Params) -> dict[str, Any]:
                 "id": panel,
                 "title": about[panel][0],
                 "caption": about[panel][1],
-                "timelines": [
-                    {
-                        "id": "main",
-                        "title": "",
-                        "program": program_to_json(program),
-                        "rows": lane_rows("headroom", "headroom H(t)"),
-                        "marks": [],
-                    }
-                ],
+                "timelines": [view_timeline(program, lane_rows("headroom", "headroom H(t)"))],
                 "cursor": cursors[panel],
                 "controls": [controls[panel]],
                 "readouts": [
-                    {"type": "cpu", "label": "CPU at the cursor", "timeline": "main", "thread": 0},
-                    {"type": "gpu", "label": "GPU at the cursor", "timeline": "main", "device": 0},
+                    *AT_CURSOR,
                     {"type": "headroom", "label": "Headroom at the cursor", "timeline": "main"},
                     {"type": "total", "metric": "idle", "label": "GPU idle in all", "timeline": "main", "device": 0},
                 ],

@@ -10,8 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.experiment import Check, Experiment, Params, Result, param
-from workbench.experiments._queue import EPSILON, box, boxes, control, draw, lane_rows, one, rows, step_index, total
-from workbench.models.submission import HostWait, Op, Program, Submit, program_to_json
+from workbench.experiments._queue import (
+    AT_CURSOR,
+    EPSILON,
+    box,
+    boxes,
+    control,
+    draw,
+    lane_rows,
+    one,
+    rows,
+    step_index,
+    total,
+    view_timeline,
+)
+from workbench.models.submission import HostWait, Op, Program, Submit
 
 BARE, COVERED, DEVICE = "figure 33", "figure 34", "device route map"
 SHARED, EXCHANGE, ROUTER = "shared", "All-To-All", "router"
@@ -140,10 +153,6 @@ def interactive(params: Fig33Params) -> dict[str, Any]:
             ],
         )  # fmt: skip
 
-    state = [
-        {"type": "cpu", "label": "CPU at the cursor", "timeline": "main", "thread": 0},
-        {"type": "gpu", "label": "GPU at the cursor", "timeline": "main", "device": 0},
-    ]
     waits = {"type": "total", "metric": "wait", "label": "Host wait", "timeline": "main", "device": 0}
     bubble = {
         "type": "choice", "metric": "idle", "threshold": EPSILON, "label": "GPU bubble", "timeline": "main",
@@ -173,19 +182,11 @@ def interactive(params: Fig33Params) -> dict[str, Any]:
                 "id": name,
                 "title": text[name][0],
                 "caption": text[name][1],
-                "timelines": [
-                    {
-                        "id": "main",
-                        "title": "",
-                        "program": program_to_json(program),
-                        "rows": lane_rows("headroom", "headroom", copies=name == "split"),
-                        "marks": [],
-                    }
-                ],
+                "timelines": [view_timeline(program, lane_rows("headroom", "headroom", copies=name == "split"))],
                 "cursor": params.previous_work + params.router_execute + params.copy_execute,
                 "controls": [cover(program)],
                 "readouts": [
-                    *state,
+                    *AT_CURSOR,
                     {"type": "text", "label": "All-to-all", "text": text[name][2]},
                     waits,
                     *text[name][3],

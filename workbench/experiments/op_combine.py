@@ -22,9 +22,7 @@ def measure(params: OpSheetParams, recorder: Any) -> list[dict[str, Any]]:
     torch.manual_seed(params.seed)
     T, K, D, E = params.tokens, params.top_k, params.width, params.experts
     experts = torch.randn(T, E, device="cuda").topk(K).indices
-    counts = torch.zeros(E, dtype=torch.int64, device="cuda").scatter_add_(
-        0, experts.flatten(), torch.ones(T * K, dtype=torch.int64, device="cuda")
-    )
+    counts = experts.flatten().bincount(minlength=E)
     m = route_map(experts, counts[None], rank=0, capacity=T * K)
     rows = peer_table([torch.randn(T * K, D, device="cuda").bfloat16()])
     grads = peer_table([torch.randn(T * K, D, device="cuda").bfloat16()])

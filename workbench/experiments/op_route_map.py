@@ -22,8 +22,7 @@ def measure(params: OpSheetParams, recorder: Any) -> list[dict[str, Any]]:
     torch.manual_seed(params.seed)
     logits = torch.randn(params.tokens, params.experts, device="cuda")
     experts = logits.topk(params.top_k).indices.int()
-    counts = torch.zeros(params.experts, dtype=torch.int64, device="cuda")
-    counts.scatter_add_(0, experts.flatten().long(), torch.ones(experts.numel(), dtype=torch.int64, device="cuda"))
+    counts = experts.flatten().bincount(minlength=params.experts)
     capacity = capacity_rows(params.tokens, params.top_k, 1.25)
     cases = []
     for ranks in (1, 8):

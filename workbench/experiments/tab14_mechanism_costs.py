@@ -142,8 +142,7 @@ def _measure_metadata(params: MechanismCostsParams, recorder: Any) -> None:
                         dtype=torch.bfloat16)  # fmt: skip
     for tokens in params.tokens:
         index = torch.rand(tokens, params.num_experts, device="cuda").topk(params.top_k).indices.int()
-        counts = torch.zeros(params.num_experts, dtype=torch.int64, device="cuda")
-        counts.scatter_add_(0, index.flatten().long(), torch.ones(index.numel(), dtype=torch.int64, device="cuda"))
+        counts = index.flatten().bincount(minlength=params.num_experts)
         everywhere, capacity = counts.repeat(params.ranks, 1), capacity_rows(tokens, params.top_k, 1.25)
         x = _random(tokens, config.width)
         calls = {
