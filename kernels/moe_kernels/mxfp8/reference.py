@@ -17,8 +17,15 @@ SPREAD_LIMIT = 8
 
 def scale_value(byte: torch.Tensor) -> torch.Tensor:
     """Return 2^(byte - 127) in FP64; byte 255 is NaN and byte 0 is 2^-127. byte: any shape, uint8."""
-    value = torch.ldexp(torch.ones_like(byte, dtype=torch.float64), byte.to(torch.int32) - 127)
-    return torch.where(byte == NAN_SCALE, torch.nan, value)
+    return torch.where(byte == NAN_SCALE, torch.nan, _power_of_two(byte.to(torch.int64) - 127))
+
+
+def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+    """Return 2^exponent in FP64, from its bits. exponent: int64, -1022 to 1023.
+
+    `torch.ldexp` of torch 2.11 runs on the current device, whichever its tensors are on.
+    """
+    return (exponent + 1023 << 52).view(torch.float64)
 
 
 def to_e4m3(value: torch.Tensor) -> torch.Tensor:
@@ -112,7 +119,7 @@ def fold(payload: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, tor
     top = torch.where(counts, byte, 0).amax(-1)
     low = torch.where(counts, byte, 255).amin(-1)
     shift = (top.unsqueeze(-1) - byte).clamp(min=0)
-    moved = torch.ldexp(blocks, -shift.unsqueeze(-1))
+    moved = blocks * _power_of_two(-shift.to(torch.int64)).unsqueeze(-1)
     moved = torch.where((byte == NAN_SCALE).unsqueeze(-1), torch.nan, moved)
     return to_e4m3(moved).flatten(-2), top.to(torch.uint8), int(((top - low) > SPREAD_LIMIT).sum())
 
