@@ -419,7 +419,8 @@ class Result:
                 f"<td {left}>{html.escape(c.claim)}{known}</td><td {left}>{value}</td></tr>"
             )
         head = f"<tr><th></th><th {left}>claim</th><th {left}>value</th></tr>"
-        return f"<table>{head}{''.join(rows)}</table><p><small>{html.escape(self.badge)}</small></p>"
+        table = f'<table class="claims">{head}{"".join(rows)}</table>'
+        return f"{table}<p><small>{html.escape(self.badge)}</small></p>"
 
 
 def _verdict(check: Check) -> tuple[str, str]:

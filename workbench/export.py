@@ -135,6 +135,8 @@ class _Page:
         self.scripts: dict[str, str] = {}
         self.styles: dict[str, str] = {}
         self.figures: list[Any] = []
+        cells = (c for c in notebook.cells if c.cell_type == "code")
+        self.direct = {text for c in cells for o in c.get("outputs", []) if (text := _content(o))}
 
     def title(self, default: str) -> str:
         for cell in self.notebook.cells:
@@ -201,7 +203,11 @@ class _Page:
             inner = (self.widget(c.removeprefix("IPY_MODEL_"), seen | {model_id}) for c in state["children"])
             return "".join(inner)
         if "outputs" in state:
-            return "".join(self.output(output) for output in _merged(state["outputs"]))
+            outputs = _merged(state["outputs"])
+            # Sliders at rest show what the cells show; without a kernel they cannot show anything else.
+            new = [o for o in outputs if _content(o) not in self.direct]
+            note = '<p class="note">In JupyterLab the sliders compute the figure and the claims anew.</p>'
+            return "".join(map(self.output, new)) + note * (len(new) < len(outputs))
         if saved.get("model_name") == "HTMLModel":
             return f'<div class="html">{state.get("value", "")}</div>'
         value = state.get("value")
@@ -225,6 +231,14 @@ class _Page:
         key = hashlib.sha256(text.encode()).hexdigest()[:12]
         store[key] = text
         return key
+
+
+def _content(output: Mapping[str, Any]) -> str:
+    """Return an output's figure or table as text to compare; empty for any other."""
+    data = output.get("data", {})
+    if PLOTLY in data:
+        return json.dumps([data[PLOTLY].get("data"), data[PLOTLY].get("layout")], sort_keys=True, default=str)
+    return data.get("text/html", "")
 
 
 def _merged(outputs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

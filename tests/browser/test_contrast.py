@@ -25,7 +25,7 @@ TEXTS = """
 
 
 def one_of_each_source(path: Path) -> Path:
-    standings = [Check("a", True), Check("b", False), Check("c", False, known="why"), Check("d", None)]
+    standings = [Check("a", True, "1 of 1"), Check("b", False), Check("c", False, known="why"), Check("d", None)]
     cells = []
     for source in plotting.SOURCE_COLOURS:
         fig = plotting.figure("A title")

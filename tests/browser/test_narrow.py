@@ -79,3 +79,67 @@ def test_panels_beside_each_other_scroll_in_their_own_box(open_page: Any, tmp_pa
     assert found["page"]["width"] > 900
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     assert page.evaluate("(b => b.scrollWidth > b.clientWidth)(document.querySelector('.side-by-side'))")
+
+
+def lanes_with_a_legend_below() -> go.Figure:
+    fig = plotting.figure(LONG, rows=2, height=460)
+    for row, names in ((1, ["CPU", "GPU"]), (2, ["synchronized, wait covered", "synchronized(by_a_host_loop)"])):
+        for i in range(4):
+            fig.add_bar(
+                y=names, x=[1 + i, 1], name=f"a long entry {i}", showlegend=row == 1, orientation="h", row=row, col=1
+            )
+    fig.add_annotation(
+        text=f"(1) {LONG}", xref="x domain", yref="y domain", x=0, y=1, xanchor="left", yanchor="bottom",
+        showarrow=False, row=1, col=1,
+    )  # fmt: skip
+    fig.update_xaxes(title_text="ms", row=2, col=1)
+    fig.update_layout(legend={"y": -0.05, "yanchor": "top"}, margin={"t": 90})
+    return fig.update_layout(title_subtitle={"text": BADGE, "font": {"size": 12}})
+
+
+def test_a_legend_below_leaves_no_gap_above_and_covers_nothing(open_page: Any, tmp_path: Path) -> None:
+    nbformat.write(notebook_of(lanes_with_a_legend_below()), tmp_path / "run.ipynb")
+    page_file = to_html(tmp_path / "run.ipynb", tmp_path / "pages" / "run.html", tmp_path / "assets")
+    watched = open_page(page_file.as_uri(), offline=True, viewport={"width": 390, "height": 900})
+    watched.page.locator(".js-plotly-plot .legend").wait_for()
+    watched.page.wait_for_timeout(800)
+    found = watched.page.evaluate(BOXES)
+    panels = watched.page.evaluate(
+        "Array.from(document.querySelectorAll('.nsewdrag'), (node) => node.getBoundingClientRect().toJSON())"
+    )
+    (legend,), (heading,) = found["legend"], found["headings"]
+    badge_ends = max(t["bottom"] for t in found["top"])
+    assert badge_ends <= heading["top"] + 1 and heading["top"] - badge_ends < 40
+    assert max(t["bottom"] for t in found["titles"]) <= legend["top"] + 1
+    assert legend["bottom"] <= found["page"]["bottom"] + 1
+    assert min(p["width"] for p in panels) > 0.5 * found["page"]["width"], "long names are broken"
+    assert (watched.errors, watched.failed) == ([], [])
+
+
+def test_labels_too_small_to_read_are_left_to_the_hover_text(open_page: Any, tmp_path: Path) -> None:
+    boxes = {
+        "lane": ["GPU"] * 2, "label": ["narrow", "wide"], "start": [0, 1], "end": [1, 500], "kind": ["gpu_execute"] * 2,
+    }  # fmt: skip
+    fig = plotting.draw_lanes(plotting.figure("Two boxes"), boxes)
+    nbformat.write(notebook_of(fig), tmp_path / "run.ipynb")
+    page_file = to_html(tmp_path / "run.ipynb", tmp_path / "pages" / "run.html", tmp_path / "assets")
+    page = open_page(page_file.as_uri(), offline=True).page
+    page.locator(".js-plotly-plot .bartext").first.wait_for(state="attached")
+    page.wait_for_timeout(300)
+    shown = page.eval_on_selector_all(
+        ".bartext", "all => all.map(t => [t.textContent, getComputedStyle(t).visibility])"
+    )
+    assert dict(shown) == {"narrow": "hidden", "wide": "visible"}
+
+
+def test_the_figure_of_a_claim_stands_beneath_it(open_page: Any, tmp_path: Path) -> None:
+    from test_contrast import one_of_each_source
+
+    page_file = to_html(one_of_each_source(tmp_path / "run.ipynb"), tmp_path / "run.html")
+    for width, beneath in ((390, True), (1100, False)):
+        page = open_page(page_file.as_uri(), offline=True, viewport={"width": width, "height": 900}).page
+        page.locator("table.claims").wait_for()
+        boxes = page.eval_on_selector_all(
+            "table.claims tr:nth-child(2) td", "all => all.map(t => t.getBoundingClientRect().toJSON())"
+        )
+        assert len(boxes) == 3 and (boxes[2]["top"] >= boxes[1]["bottom"] - 1) is beneath

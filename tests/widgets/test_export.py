@@ -74,3 +74,27 @@ def test_not_a_notebook_is_refused_by_name(tmp_path: Path, content: str) -> None
     with pytest.raises(ValueError, match=r"x\.ipynb: expected a Jupyter notebook"):
         to_html(tmp_path / "x.ipynb", tmp_path / "x.html")
     assert not (tmp_path / "x.html").exists()
+
+
+def test_sliders_at_rest_do_not_show_again_what_the_cells_show(tmp_path: Path) -> None:
+    def shown(text: str) -> dict:
+        return {"output_type": "display_data", "data": {"text/html": f"<i>{text}</i>"}, "metadata": {}}
+
+    view = {"output_type": "display_data", "metadata": {}}
+    view["data"] = {"application/vnd.jupyter.widget-view+json": {"model_id": "m"}}
+    figure = {"output_type": "display_data", "metadata": {}}
+    figure["data"] = {"application/vnd.plotly.v1+json": {"data": [{"y": [1]}], "layout": {"title": {"text": "t"}}}}
+    cells = [
+        CELLS.new_code_cell("a", outputs=[nbformat.from_dict(figure)], execution_count=1),
+        CELLS.new_code_cell("b", outputs=[nbformat.from_dict(view)], execution_count=2),
+        CELLS.new_code_cell("c", outputs=[nbformat.from_dict(shown("claims"))], execution_count=3),
+    ]
+    for at_rest in (True, False):
+        notebook = CELLS.new_notebook(cells=cells)
+        again = [figure, shown("claims")] if at_rest else [shown("other claims")]
+        state = {"m": {"model_name": "OutputModel", "state": {"outputs": again}}}
+        notebook.metadata.widgets = {"application/vnd.jupyter.widget-state+json": {"state": state}}
+        nbformat.write(notebook, tmp_path / "a.ipynb")
+        text = to_html(tmp_path / "a.ipynb", tmp_path / "a.html").read_text(encoding="utf-8")
+        assert text.count("<i>claims</i>") == 1 and text.count("data-figure=") == 1
+        assert (text.count("In JupyterLab the sliders"), text.count("<i>other claims</i>")) == (at_rest, not at_rest)

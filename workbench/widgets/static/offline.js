@@ -70,55 +70,127 @@ async function showWidget(place) {
 for (const place of document.querySelectorAll("[data-model]")) showWidget(place);
 const NARROW = 640;
 
-/** A figure's text in lines of at most `room` px; its own line breaks stay. */
-function wrap(text, room, size) {
-  const most = Math.max(12, Math.floor(room / (size * 0.54)));
-  const lines = [];
-  for (const part of text.split(/<br *\/?>/)) {
-    let line = "";
-    for (const word of part.split(" ")) {
-      if (line && line.length + 1 + word.length > most) lines.push(line), (line = word);
-      else line = line ? `${line} ${word}` : word;
-    }
-    lines.push(line);
+/** A text in lines of at most `most` characters, cut after spaces and brackets. */
+function lines(text, most) {
+  const found = [""];
+  for (const word of text.split(/(?<= )|(?<=\()/)) {
+    if (found.at(-1) && (found.at(-1) + word).trimEnd().length > most) found.push("");
+    found[found.length - 1] += word;
   }
-  return lines.join("<br>");
+  return found.map((line) => line.trimEnd());
 }
 
-/** On a phone: titles in lines, from the page's edge, and room above the panels for them and the legend's rows. */
+/** A figure's text in lines of at most `room` px, about equally long; its own line breaks stay. */
+function wrap(text, room, size) {
+  const parts = text.split(/<br *\/?>/).flatMap((part) => {
+    let most = Math.max(12, Math.floor(room / (size * 0.54)));
+    const count = lines(part, most).length;
+    while (most > 12 && count > 1 && lines(part, most - 1).length === count) most -= 1;
+    return lines(part, most);
+  });
+  return parts.join("<br>");
+}
+
+/** The title and the badge of a figure that scrolls: whole within the part that is in view. */
+async function fitTitles(place) {
+  const { title, margin, height } = place._fullLayout;
+  const before = titlesHeight(place);
+  await Plotly.relayout(place, titles(place._fullLayout, place.parentElement.clientWidth));
+  const more = titlesHeight(place) - before;
+  if (title.text && more > 0) await Plotly.relayout(place, { "margin.t": margin.t + more, height: height + more });
+}
+
+const heightOf = (place, selector) => place.querySelector(selector)?.getBBox().height ?? 0;
+const titlesHeight = (place) => heightOf(place, ".gtitle") + heightOf(place, ".gtitle-subtitle");
+
+function titles({ title }, width) {
+  const change = { "title.xref": "container", "title.x": 0 };
+  for (const [key, { text, font }] of [["title", title], ["title.subtitle", title.subtitle]])
+    if (text) change[`${key}.text`] = wrap(text, width - 16, font.size);
+  if (change["title.text"]?.includes("<br>")) change["title.pad.t"] = 20;
+  return change;
+}
+
+/** On a phone: titles in lines, from the page's edge, and room for them and for the legend's rows, above or below. */
 async function fitNarrow(place) {
   const full = place._fullLayout;
   const { width } = full;
-  const change = { "title.xref": "container", "title.x": 0 };
-  for (const key of ["title", "title.subtitle"]) {
-    const title = key === "title" ? full.title : full.title.subtitle;
-    if (title?.text) change[`${key}.text`] = wrap(title.text, width - 16, title.font.size);
+  const change = titles(full, width);
+  const below = full.legend && full.legend.y < (full.legend.yref === "container" ? 0.5 : 0);
+  const corner = { orientation: "h", xref: "container", x: 0, xanchor: "left", yref: "container" };
+  const legend = below ? { ...corner, y: 0, yanchor: "bottom" } : { ...corner, y: 1, yanchor: "top" };
+  for (const [key, value] of Object.entries(legend)) change[`legend.${key}`] = value;
+  let panels = full._size.h;
+  for (const [name, axis] of Object.entries(full)) {
+    if (!/^yaxis\d*$/.test(name)) continue;
+    if (place.layout[name]?.title?.text) {
+      const { text, font } = axis.title;
+      change[`${name}.title.text`] = wrap(text, axis._length + 30, font.size);
+    }
+    if (axis.type !== "category" || axis.tickmode === "array") continue;
+    const labels = axis._categories.map((label) => wrap(label, 0.36 * width, 11));
+    Object.assign(change, { [`${name}.tickvals`]: [...axis._categories], [`${name}.ticktext`]: labels });
+    change[`${name}.tickfont.size`] = 11;
+    const [least, most] = axis.domain;
+    const rows = labels.length * Math.max(...labels.map((label) => label.split("<br>").length));
+    panels = Math.max(panels, (15 * rows) / (most - least));
   }
-  for (const [name, { title }] of Object.entries(place.layout))
-    if (/^[xy]axis\d*$/.test(name) && title?.text)
-      change[`${name}.title.text`] = wrap(title.text, full[name]._length + 30, full[name].title.font.size);
+  await Plotly.relayout(place, change);
+  if (await fitHeadings(place)) panels *= 1.25; // the gap above a panel grows with the figure
+  const now = place._fullLayout;
+  const edge = place.querySelector(".main-svg").getBoundingClientRect().top + now._size.t;
+  const headings = Array.from(place.querySelectorAll(".annotation-text"), (text) => text.getBoundingClientRect());
+  const headed = Math.max(0, ...headings.filter((box) => box.bottom < edge + 4).map((box) => edge - box.top));
+  const titled = 24 + titlesHeight(place);
+  const key = heightOf(place, ".legend");
+  const top = Math.max(now.margin.t, titled + headed + (below ? 0 : key));
+  const bottom = reach(place) + 10 + (below ? key + 4 : 0);
+  const height = top + panels + bottom;
+  const room = { "margin.t": top, "margin.b": bottom, height };
+  if (!below) room["legend.y"] = 1 - titled / height;
+  await Plotly.relayout(place, room);
+}
+
+/** Headings begin at the page's edge, where they have most room, x axes' titles at the panels'; whether a heading breaks. */
+async function fitHeadings(place) {
+  const full = place._fullLayout;
+  const change = {};
+  for (const [name, axis] of Object.entries(place.layout))
+    if (/^xaxis\d*$/.test(name)) {
+      const { _length, _categories, type, title } = full[name];
+      if (axis.title?.text) change[`${name}.title.text`] = wrap(axis.title.text, _length + 30, title.font.size);
+      if (type === "category" && _categories.join("").length * 7 > _length) change[`${name}.tickangle`] = -60;
+    }
   (place.layout.annotations ?? []).forEach(({ text, showarrow, xref, x, xanchor }, i) => {
-    // The heading of a panel begins at the page's edge, where it has most room.
-    if (showarrow || !/domain$|paper/.test(xref) || x !== 0 || xanchor !== "left") return;
-    change[`annotations[${i}].text`] = wrap(text, width - 16, 11);
+    if (showarrow || !/domain$|paper/.test(xref)) return;
+    if (xanchor === "center") change[`annotations[${i}].text`] = wrap(text, full._size.w, full.annotations[i].font.size);
+    if (x !== 0 || xanchor !== "left") return;
+    change[`annotations[${i}].text`] = wrap(text, full.width - 16, 11);
     change[`annotations[${i}].font.size`] = 11;
     change[`annotations[${i}].xshift`] = -full._size.l;
     change[`annotations[${i}].align`] = "left";
-    const lines = change[`annotations[${i}].text`].split("<br>").length;
-    if (lines < 2) return;
-    change.height = full.height * 1.25; // the gap above a panel grows with the figure
-    if (full.legend) change["legend.y"] = full.legend.y + (24 * (lines - 1)) / full._size.h;
   });
   await Plotly.relayout(place, change);
-  const now = place._fullLayout;
-  const heightOf = (selector) => place.querySelector(selector)?.getBBox().height ?? 0;
-  const above = Math.max(0, (now.legend?.y ?? 1) - 1) * now._size.h;
-  const needed = 24 + heightOf(".gtitle") + heightOf(".gtitle-subtitle") + heightOf(".legend") + above;
-  const more = needed - now.margin.t;
-  if (more > 0) await Plotly.relayout(place, { "margin.t": needed, height: now.height + more });
+  return Object.entries(change).some(([name, text]) => /^annotations.*text$/.test(name) && text.includes("<br>"));
+}
+
+/** How far ticks and titles reach below the panels, px. */
+function reach(place) {
+  const texts = place.querySelectorAll(".xtick text, [class^=g-x] text");
+  const lowest = Math.max(0, ...Array.from(texts, (text) => text.getBoundingClientRect().bottom));
+  const { height, _size } = place._fullLayout;
+  return Math.max(0, lowest - place.querySelector(".main-svg").getBoundingClientRect().top - height + _size.b);
 }
 
 const DARK = "(prefers-color-scheme: dark)";
+
+// Labels that plotly shrinks to fit narrow bars, below what anybody reads; the hover text has them.
+function hideSpecks(place) {
+  for (const text of place.querySelectorAll(".bartext")) {
+    const scale = /scale\(([\d.e-]+)/.exec(text.getAttribute("transform"))?.[1] ?? 1;
+    text.style.visibility = scale * parseFloat(getComputedStyle(text).fontSize) < 7 ? "hidden" : "";
+  }
+}
 
 // A figure's mid grey serves any page; this page knows its own ink, and error bars would stay near black.
 async function drawFigure(place) {
@@ -133,7 +205,10 @@ async function drawFigure(place) {
   layout.template.data = { bar: [bars], scatter: [bars], ...layout.template.data };
   place.replaceChildren();
   await Plotly.newPlot(place, { data, layout, frames, config: { responsive: true, displaylogo: false } });
+  place.on("plotly_afterplot", () => hideSpecks(place));
+  hideSpecks(place);
   if (place.clientWidth < NARROW) await fitNarrow(place);
+  else if (place.parentElement.clientWidth < NARROW) await fitTitles(place);
 }
 
 const figures = document.querySelectorAll("[data-figure]");
