@@ -17,8 +17,8 @@ SHORTER = 10.0
 FASTER = 2.0
 """Device speed of the claim that a faster device moves the crossover right."""
 GUARDS = (
-    "a compiled region pays for its guards and its Python wrapper in every call, which costs this lean layer as much "
-    "as the launches that fusion saves"
+    "a compiled region pays for its guards and its Python wrapper in every call, and again after every graph break, "
+    "which costs this layer as much as the launches that fusion saves, or more"
 )
 CHEAPER = {"replay": "graph replay", "compiled": "torch.compile"}
 
@@ -165,7 +165,7 @@ def _cheaper_checks(name: str, c: dict[str, Any], other: dict[str, Any], what: s
         Check(
             f"{name}: {means} submits with less host time",
             cheaper,
-            f"{submit:.2f} times eager's submission; device time {device:.2f} times; medians over sizes",
+            f"{submit:.2f} times eager's submission; device time {device:.2f} times; medians over sizes{_broken(other)}",
             known,
         ),
         Check(
@@ -176,6 +176,11 @@ def _cheaper_checks(name: str, c: dict[str, Any], other: dict[str, Any], what: s
             + f"; with its own device time {interval(other)}",
         ),
     ]
+
+
+def _broken(c: dict[str, Any]) -> str:
+    graphs, breaks = (c["rows"][0].get(name) for name in ("graphs", "graph_breaks"))
+    return "" if graphs is None else f"; {graphs:.0f} graphs, {breaks:.0f} breaks"
 
 
 def _idle_check(name: str, c: dict[str, Any], what: str) -> Check:

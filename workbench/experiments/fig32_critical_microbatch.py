@@ -406,5 +406,5 @@ EXPERIMENT = Experiment(
     checks=checks,
     model=model,
     measure=measure,
-    recording="2026-11-29_h200_662da48",
+    recording="2026-11-29_h200_1fd2a4e",
 )

@@ -88,5 +88,5 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
-    recording="2026-11-29_h200_44fff12",
+    recording="2026-11-29_h200_464a777",
 )

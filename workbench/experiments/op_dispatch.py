@@ -98,5 +98,5 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
-    recording="2026-11-29_h200_5b112d1",
+    recording="2026-11-29_h200_464a777",
 )

@@ -200,6 +200,6 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
-    recording="2026-11-29_h200_98b6695",
+    recording="2026-11-29_h200_464a777",
     live_on_cpu=True,
 )

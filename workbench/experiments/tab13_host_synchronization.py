@@ -136,5 +136,5 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
-    recording="2026-11-29_h200_ea54986",
+    recording="2026-11-29_h200_464a777",
 )

@@ -412,5 +412,5 @@ EXPERIMENT = Experiment(
     checks=checks,
     model=model,
     measure=measure,
-    recording="2026-11-29_h200_25f210b",
+    recording="2026-11-29_h200_464a777",
 )
