@@ -143,3 +143,17 @@ def test_the_figure_of_a_claim_stands_beneath_it(open_page: Any, tmp_path: Path)
             "table.claims tr:nth-child(2) td", "all => all.map(t => t.getBoundingClientRect().toJSON())"
         )
         assert len(boxes) == 3 and (boxes[2]["top"] >= boxes[1]["bottom"] - 1) is beneath
+
+
+def test_an_axis_on_top_stands_beneath_the_badge(open_page: Any, tmp_path: Path) -> None:
+    fig = plotting.figure(LONG, height=420).add_scatter(x=[0, 1], y=[0, 1])
+    fig.update_xaxes(side="top", title_text=f"an axis on top, {LONG}", tickangle=90, tickformat=".6f")
+    fig.update_layout(title_subtitle={"text": BADGE, "font": {"size": 12}}, margin={"t": 110})
+    nbformat.write(notebook_of(fig), tmp_path / "run.ipynb")
+    page_file = to_html(tmp_path / "run.ipynb", tmp_path / "pages" / "run.html", tmp_path / "assets")
+    page = open_page(page_file.as_uri(), offline=True, viewport={"width": 390, "height": 900}).page
+    page.locator(".js-plotly-plot .xtitle").wait_for()
+    page.wait_for_timeout(800)
+    found = page.evaluate(BOXES)
+    axis = page.eval_on_selector(".xtitle", "node => node.getBoundingClientRect().toJSON()")
+    assert found["page"]["top"] < found["top"][0]["top"] and max(t["bottom"] for t in found["top"]) <= axis["top"] + 1

@@ -139,7 +139,7 @@ async function fitNarrow(place) {
   if (await fitHeadings(place)) panels *= 1.25; // the gap above a panel grows with the figure
   const now = place._fullLayout;
   const edge = place.querySelector(".main-svg").getBoundingClientRect().top + now._size.t;
-  const headings = Array.from(place.querySelectorAll(".annotation-text"), (text) => text.getBoundingClientRect());
+  const headings = Array.from(place.querySelectorAll(`.annotation-text, ${X_TEXTS}`), (e) => e.getBoundingClientRect());
   const headed = Math.max(0, ...headings.filter((box) => box.bottom < edge + 4).map((box) => edge - box.top));
   const titled = 24 + titlesHeight(place);
   const key = heightOf(place, ".legend");
@@ -151,14 +151,21 @@ async function fitNarrow(place) {
   await Plotly.relayout(place, room);
 }
 
-/** Headings begin at the page's edge, where they have most room, x axes' titles at the panels'; whether a heading breaks. */
+/** Headings begin at the page's edge, where they have most room, x axes' titles at the panels'; whether panels crowd. */
 async function fitHeadings(place) {
   const full = place._fullLayout;
   const change = {};
+  let crowded = false; // a text between two panels takes more than one line
   for (const [name, axis] of Object.entries(place.layout))
     if (/^xaxis\d*$/.test(name)) {
-      const { _length, _categories, type, title } = full[name];
-      if (axis.title?.text) change[`${name}.title.text`] = wrap(axis.title.text, _length + 30, title.font.size);
+      const { _length, _offset, _categories, type, title } = full[name];
+      const middle = _offset + _length / 2;
+      const room = 2 * Math.min(middle, full.width - middle) - 8;
+      if (axis.title?.text) {
+        const text = (change[`${name}.title.text`] = wrap(axis.title.text, room, title.font.size));
+        const panel = full[full[name].anchor.replace("y", "yaxis")];
+        crowded ||= text.includes("<br>") && panel?.domain[0] > 0.05;
+      }
       if (type === "category" && _categories.join("").length * 7 > _length) change[`${name}.tickangle`] = -60;
     }
   (place.layout.annotations ?? []).forEach(({ text, showarrow, xref, x, xanchor }, i) => {
@@ -169,15 +176,18 @@ async function fitHeadings(place) {
     change[`annotations[${i}].font.size`] = 11;
     change[`annotations[${i}].xshift`] = -full._size.l;
     change[`annotations[${i}].align`] = "left";
+    crowded ||= change[`annotations[${i}].text`].includes("<br>");
   });
   await Plotly.relayout(place, change);
-  return Object.entries(change).some(([name, text]) => /^annotations.*text$/.test(name) && text.includes("<br>"));
+  return crowded;
 }
+
+const X_TEXTS = "[class$=tick] text, [class^=g-x] text";
 
 /** How far ticks and titles reach below the panels, px. */
 function reach(place) {
-  const texts = place.querySelectorAll(".xtick text, [class^=g-x] text");
-  const lowest = Math.max(0, ...Array.from(texts, (text) => text.getBoundingClientRect().bottom));
+  const texts = Array.from(place.querySelectorAll(X_TEXTS), (text) => text.getBoundingClientRect().bottom);
+  const lowest = Math.max(0, ...texts);
   const { height, _size } = place._fullLayout;
   return Math.max(0, lowest - place.querySelector(".main-svg").getBoundingClientRect().top - height + _size.b);
 }
