@@ -31,6 +31,7 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self._side: torch.cuda.Stream | None = None
+        self._forked: torch.cuda.Event | None = None
         if device.type == "cuda":
             _fork(self, device)
 
@@ -53,6 +54,7 @@ def _fork(side: SideStream, device: torch.device) -> None:
 
 @compile_boundary
 def _run(side: SideStream, function: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
+    assert side._side is not None and side._forked is not None
     side._side.wait_event(side._forked)
     with torch.cuda.stream(side._side):
         return function(*args)
@@ -60,4 +62,5 @@ def _run(side: SideStream, function: Callable[..., torch.Tensor], *args: torch.T
 
 @compile_boundary
 def _join(side: SideStream) -> None:
+    assert side._side is not None
     torch.cuda.current_stream(side._side.device).wait_stream(side._side)
