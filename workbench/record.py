@@ -144,8 +144,7 @@ class Recording:
         """Device, date and commit, for badges."""
         prov = self.record.get("provenance", {})
         commit = str(prov.get("commit") or "unknown")[:7] + ("+changes" if prov.get("dirty") else "")
-        told = ", written afterwards from a run's log" if self.record.get("protocol", {}).get("transcribed") else ""
-        return f"{self.gpus or 'CPU'}, {prov.get('date', '')[:10]}, commit {commit}{told}"
+        return f"{self.gpus or 'CPU'}, {prov.get('date', '')[:10]}, commit {commit}"
 
     @property
     def gpus(self) -> str:
