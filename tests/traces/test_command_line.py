@@ -107,7 +107,8 @@ def test_whatif(tmp_path):
     assert answer["measured_us"] == answer["replayed_us"] > answer["predicted_us"]
     some = json.loads(run("whatif", path, "--remove-waits", "cudaStreamSynchronize", "--json").stdout)
     assert some["removed_waits"] == 1 < answer["removed_waits"] == 2
-    assert "assumptions:" in run("whatif", path, "--host-scale", 0.5, "--device-scale", 0.5).stdout
+    shown = run("whatif", path, "--host-scale", 0.5, "--device-scale", 0.5).stdout
+    assert "assumptions:" in shown and "the window of `summary`" in shown
     bad = run("whatif", path, "--remove-waits", "nowhere.py")
     assert bad.exit_code == 2 and "no wait matches" in bad.output
     assert run("whatif", path, "--host-scale", -1).exit_code == 2

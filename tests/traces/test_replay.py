@@ -6,7 +6,8 @@ import pytest
 from kineto_files import call, d2h, event, kernel, launch, write
 
 from workbench.traces import TraceError, read
-from workbench.traces.replay import to_program, what_if
+from workbench.traces.replay import spans, to_program, what_if
+from workbench.traces.summary import summarise
 
 K = 1_000
 
@@ -52,6 +53,22 @@ def test_waits_of_one_line_only(tmp_path):
         what_if(trace, remove_waits="absent.py")
 
 
+def test_the_answer_says_which_stretch_each_time_is_of(tmp_path):
+    events = [launch(0, 10 * K, 1), kernel(12 * K, 17 * K, 1), launch(20 * K, 30 * K, 2), kernel(32 * K, 40 * K, 2)]
+    trace = read(write(tmp_path, events))
+    answer = what_if(trace)
+    (device,) = summarise(trace)["devices"]
+    low, high = device["window_ns"]
+    assert answer["measured_us"] == 40 and answer["measured_device_us"] == answer["replayed_device_us"] == 28
+    assert answer["measured_device_us"] == (high - low) / 1e3 and answer["measured_idle_us"] == device["idle_ns"] / 1e3
+    lines = spans(answer)
+    assert lines[0].startswith("from the first submission to the last end: measured 40.0 us, replayed unchanged 40.0")
+    assert "device operations, first to last (the window of `summary`): measured 28.0 us" in lines[1]
+    assert lines[2] == "of it idle: measured 15.0 us, predicted 15.0 us"
+    first = what_if(trace, window=(low - 20 * K, low + 5 * K))
+    assert first["measured_device_us"] == 5 and "`summary` cuts them at the window's edges" in spans(first)[1]
+
+
 def test_host_and_device_scales(tmp_path):
     submission_bound = [
         e
@@ -64,6 +81,7 @@ def test_host_and_device_scales(tmp_path):
     trace = read(write(tmp_path, submission_bound))
     assert what_if(trace)["measured_us"] == 97
     assert what_if(trace, host_scale=0.5)["predicted_us"] == pytest.approx(90 / 2 + 7, abs=0.1)
+    assert what_if(trace, host_scale=0.5)["predicted_device_us"] == pytest.approx(80 / 2 + 5, abs=0.1)
     assert what_if(trace, device_scale=0.5)["predicted_us"] == pytest.approx(94.5, abs=0.1)
     assert what_if(trace, host_scale=0)["predicted_us"] < 40
     for bad in ({"host_scale": -1}, {"device_scale": float("nan")}, {"merge_launches": 0}):

@@ -226,7 +226,7 @@ def whatif(
 ) -> None:
     """What would a change gain? Replays the trace in the queue model; the assumptions are printed with the answer."""
     from workbench.traces import TraceError
-    from workbench.traces.replay import what_if
+    from workbench.traces.replay import spans, what_if
 
     traces = _traces(file)
     if len(traces) != 1:
@@ -250,11 +250,8 @@ def whatif(
     if as_json:
         _print(answer)
         return
-    say(
-        f"measured {answer['measured_us']:.1f} us, replayed unchanged {answer['replayed_us']:.1f} us, "
-        f"predicted {answer['predicted_us']:.1f} us"
-    )
-    say(f"device idle: measured {answer['measured_idle_us']:.1f} us, predicted {answer['predicted_idle_us']:.1f} us")
+    for line in spans(answer):
+        say(line)
     say("assumptions:")
     for text in answer["assumptions"]:
         say(f"- {text}")

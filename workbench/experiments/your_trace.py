@@ -161,7 +161,8 @@ def checks(result: Result) -> list[Check]:
             Check(
                 "What-if (a value, not a claim)",
                 None,
-                f"predicted {span['predicted_us']:.1f} us, measured {span['measured_us']:.1f} us",
+                f"from the first submission to the last end: predicted {span['predicted_us']:.1f} us, measured "
+                f"{span['measured_us']:.1f} us",
             )
         )
     return found

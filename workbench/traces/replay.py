@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,7 @@ class Replay:
     starved: np.ndarray
     dep: np.ndarray
     notes: list[str]
+    window: Window | None
 
 
 def to_program(trace: Trace | Analysis, *, window: Window | None = None, process: int | None = None) -> Replay:
@@ -180,6 +182,7 @@ def to_program(trace: Trace | Analysis, *, window: Window | None = None, process
         starved,
         dep,
         notes,
+        window,
     )
 
 
@@ -271,7 +274,10 @@ def what_if(
     merge_launches: int = 1,
     window: Window | None = None,
 ) -> dict[str, Any]:
-    """Predict span and idle time after a change, with the assumptions.
+    """Predict span and idle time after a change, with the assumptions; `spans` says them in words.
+
+    ``*_us`` is from the first submission to the last end of an operation or wait; ``*_device_us`` from the first
+    device operation to the last, ``*_idle_us`` within it.
 
     Args:
         remove_waits: True removes all host waits, text those whose line, operator, range or call contains it.
@@ -289,15 +295,20 @@ def what_if(
         raise ValueError(f"merge_launches: expected at least 1, got {merge_launches!r}")
     replay = trace if isinstance(trace, Replay) else to_program(trace, window=window)
     removed = _removed(replay, remove_waits)
-    unchanged, idle0, _ = _run(replay, np.zeros(len(replay.step_kind), bool), 1.0, 1.0, 1)
-    predicted, idle1, submissions = _run(replay, removed, host_scale, device_scale, merge_launches)
+    unchanged, device0, idle0, _ = _run(replay, np.zeros(len(replay.step_kind), bool), 1.0, 1.0, 1)
+    predicted, device1, idle1, submissions = _run(replay, removed, host_scale, device_scale, merge_launches)
     measured = replay.end_ns - replay.origin_ns
+    ops = replay.analysis.trace.ops
     return {
         "schema": 1,
         "source": replay.analysis.trace.source,
         "measured_us": measured / 1e3,
         "replayed_us": unchanged / 1e3,
         "predicted_us": predicted / 1e3,
+        "window_ns": None if replay.window is None else [int(t) for t in replay.window],
+        "measured_device_us": int(ops.end_ns[replay.op].max() - ops.start_ns[replay.op].min()) / 1e3,
+        "replayed_device_us": device0 / 1e3,
+        "predicted_device_us": device1 / 1e3,
         "measured_idle_us": _measured_idle(replay) / 1e3,
         "replayed_idle_us": idle0 / 1e3,
         "predicted_idle_us": idle1 / 1e3,
@@ -306,6 +317,18 @@ def what_if(
         "submissions": submissions,
         "assumptions": _assumptions(replay, removed, host_scale, device_scale, merge_launches),
     }
+
+
+def spans(answer: Mapping[str, Any]) -> list[str]:
+    """Return an answer's times in words, one line a stretch: which stretch it is, measured and predicted."""
+    same = "the window of `summary`" if answer["window_ns"] is None else "`summary` cuts them at the window's edges"
+    return [
+        f"from the first submission to the last end: measured {answer['measured_us']:.1f} us, "
+        f"replayed unchanged {answer['replayed_us']:.1f} us, predicted {answer['predicted_us']:.1f} us",
+        f"device operations, first to last ({same}): measured {answer['measured_device_us']:.1f} us, "
+        f"predicted {answer['predicted_device_us']:.1f} us",
+        f"of it idle: measured {answer['measured_idle_us']:.1f} us, predicted {answer['predicted_idle_us']:.1f} us",
+    ]
 
 
 def _removed(replay: Replay, which: bool | str) -> np.ndarray:
@@ -332,8 +355,8 @@ def _removed(replay: Replay, which: bool | str) -> np.ndarray:
 
 def _run(
     replay: Replay, removed: np.ndarray, host_scale: float, device_scale: float, merge: int
-) -> tuple[int, int, int]:
-    """(makespan, idle, submissions) in ns after a change. Launch latency follows the queue's state."""
+) -> tuple[int, int, int, int]:
+    """(makespan, device span, idle, submissions) in ns after a change. Launch latency follows the queue's state."""
     changed = bool(removed.any()) or host_scale != 1 or device_scale != 1 or merge > 1
     columns, order = _columns(replay, removed, host_scale, merge)
     core = np.rint(replay.core_ns[order] * device_scale).astype(np.int64)
@@ -355,7 +378,10 @@ def _run(
         overhead = np.where(now == was_starved, measured, np.where(now, starved_gap, queued_gap))
     assert timeline is not None
     lead = np.maximum(timeline.op_end - np.where(dropped, 0, core), timeline.op_start)
-    return int(timeline.makespan), _idle(replay, order, lead, timeline.op_end), int((columns.kind == SUBMIT).sum())
+    kept = ~dropped
+    device = int(timeline.op_end[kept].max() - lead[kept].min()) if kept.any() else 0
+    idle = _idle(replay, order, lead, timeline.op_end)
+    return int(timeline.makespan), device, idle, int((columns.kind == SUBMIT).sum())
 
 
 def _median(values: np.ndarray) -> int:

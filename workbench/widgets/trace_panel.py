@@ -131,7 +131,7 @@ class TracePanel:
             )
 
     def _changed(self, _: Any = None) -> None:
-        from workbench.traces.replay import what_if
+        from workbench.traces.replay import spans, what_if
 
         if self.replay is None:
             return
@@ -144,14 +144,7 @@ class TracePanel:
         except ValueError as error:
             self.text.value = str(error)
             return
-        a = self.answer
-        lines = [
-            str(self.verdict),
-            "",
-            f"measured {a['measured_us']:.1f}, replayed {a['replayed_us']:.1f}, predicted {a['predicted_us']:.1f} us",
-            f"idle: measured {a['measured_idle_us']:.1f} us, predicted {a['predicted_idle_us']:.1f} us",
-            *(f"- {text}" for text in a["assumptions"]),
-        ]
+        lines = [str(self.verdict), "", *spans(self.answer), *(f"- {text}" for text in self.answer["assumptions"])]
         self.text.value = "\n".join(lines)
 
     def _save(self, _: Any = None) -> None:
