@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -67,7 +69,7 @@ def test_names_are_shown_as_text():
     assert "<img" not in text and text.count("&lt;img") == 5
 
 
-def test_show_displays_verdict_figure_and_timeline(shown, tmp_path):
+def test_show_displays_verdict_and_one_timeline_with_a_still_that_stands_in(shown, tmp_path):
     import sys
 
     sys.path.insert(0, "tests/traces")
@@ -78,8 +80,16 @@ def test_show_displays_verdict_figure_and_timeline(shown, tmp_path):
     from workbench.traces.verify import verify_trace
 
     analysis = Analysis(read(write(tmp_path, [launch(0, 5000, 1), kernel(8000, 9000, 1, name="<b>k</b>")])))
-    magic.show(analysis, verify_trace(analysis), None, lambda *a, **k: shown.append(a[0]))
+    metadata: list[dict] = []
+
+    def display(what, raw=False, metadata_of=metadata, metadata=None):
+        shown.append(what)
+        metadata_of.append(metadata or {})
+
+    magic.show(analysis, verify_trace(analysis), None, display)
     assert "synchronization-free" in shown[0]["text/plain"] and len(shown) == 3
-    assert "<b>k</b>" not in shown[1].to_json() and "&lt;b&gt;" in shown[1].to_json().replace("\\u0026", "&").replace(
-        "\\u003c", "<"
-    )
+    still, view = shown[1:]
+    figure = json.dumps(still["application/vnd.plotly.v1+json"])
+    assert "<b>k</b>" not in figure and "&lt;b&gt;k" in figure
+    assert still["text/html"].startswith("<svg") and view.spec["hides_previous"] is True
+    assert metadata[1] == {magic.STANDS_IN: True} and magic.STANDS_IN not in metadata[0]

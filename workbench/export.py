@@ -151,7 +151,11 @@ class _Page:
             return {"kind": "text", "html": _raw(f"<pre>{html.escape(cell.source)}</pre>")}
         tags = cell.metadata.get("tags", [])
         label = "Parameters" if "parameters" in tags or "injected-parameters" in tags else "Code"
-        outputs = [_raw(text) for output in _merged(cell.get("outputs", [])) if (text := self.output(output))]
+        shown = _merged(cell.get("outputs", []))
+        views = [o["data"][WIDGET].get("model_id") for o in shown if WIDGET in o.get("data", {})]
+        if any(view in self.saved for view in views):
+            shown = [o for o in shown if not o.get("metadata", {}).get("workbench_stands_in")]
+        outputs = [_raw(text) for output in shown if (text := self.output(output))]
         return {
             "kind": "run",
             "source": _raw(_code(cell.source)) if cell.source else "",

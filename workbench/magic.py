@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import html
+import json
 import shlex
 import tempfile
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from typing import Any
 
 from workbench.plotting import STANDING_COLOURS
 
+STANDS_IN = "workbench_stands_in"
+"""Metadata of an output that an interactive one of the same cell replaces."""
 USAGE = "%%headroom [-n STEPS] [-w WARMUP] [--stacks] [--idle-threshold US] [--keep FILE]"
 
 
@@ -84,18 +87,33 @@ def _profile(run: Callable[[], None], options: argparse.Namespace, folder: Path,
 
 
 def show(analysis: Any, verdict: Any, window: tuple[int, int] | None, display: Callable[..., Any]) -> None:
-    """Display verdict, timeline with headroom, and waits."""
-    from workbench.experiments._traces import trace_figure, view_arguments
+    """Display verdict and waits, and the timeline with headroom.
+
+    The timeline is interactive where widgets work. A still one stands in for it elsewhere: in a notebook that is opened
+    again without its kernel, in nbconvert's pages, on a code host. The interactive one hides it where it is drawn.
+    """
+    from plotly.utils import PlotlyJSONEncoder
+
+    from workbench.experiments._traces import trace_figure, trace_rows, view_arguments
+    from workbench.still import timeline_svg
 
     bundle = {"text/html": verdict_html(verdict), "text/plain": str(verdict)}
     display(bundle, raw=True)
-    if len(analysis.trace.ops):
-        display(trace_figure(analysis, window, title="%%headroom"))
-        try:
-            from workbench.widgets import trace_view
-        except ImportError:
-            return
-        display(trace_view(**view_arguments(analysis, window, badge="measured live on this GPU")))
+    if not len(analysis.trace.ops):
+        return
+    figure = trace_figure(analysis, window, title="%%headroom").to_plotly_json()
+    still = {
+        "application/vnd.plotly.v1+json": json.loads(json.dumps(figure, cls=PlotlyJSONEncoder)),
+        "text/html": timeline_svg(trace_rows(analysis, window, "")),
+        "text/plain": "timeline with headroom",
+    }
+    display(still, raw=True, metadata={STANDS_IN: True})
+    try:
+        from workbench.widgets import trace_view
+    except ImportError:
+        return
+    arguments = view_arguments(analysis, window, badge="measured live on this GPU")
+    display(trace_view(**arguments, hides_previous=True))
 
 
 def verdict_html(verdict: Any) -> str:

@@ -129,3 +129,47 @@ def test_a_million_events_are_zoomed_and_moved_within_50_ms(lab: Any, open_page:
         assert p95 < LIMIT_MS, f"{name}: p95 {p95:.1f} ms, expected below {LIMIT_MS} ms"
     assert (watched.errors, watched.failed) == ([], [])
     lab.stop_kernels()
+
+
+SHOW = """
+import sys
+sys.path.insert(0, {folder!r})
+from pathlib import Path
+from kineto_files import write
+from test_analysis import stacked
+from IPython.display import display
+from workbench import magic
+from workbench.traces import read
+from workbench.traces.idle import Analysis
+from workbench.traces.verify import verify_trace
+analysis = Analysis(read(write(Path("."), stacked())))
+magic.show(analysis, verify_trace(analysis), None, display)
+"""
+OUTPUTS = """
+() => Array.from(document.querySelectorAll(".jp-OutputArea-child")).map((node) => [
+  node.getBoundingClientRect().height > 0,
+  node.querySelector(".hw-stage") ? "view" : node.querySelector(".jp-RenderedPlotly") ? "still" : "text",
+])
+"""
+
+
+def test_one_timeline_is_shown_and_a_still_where_its_view_is_gone(lab: Any, open_page: Any) -> None:
+    code = SHOW.format(folder=str(Path(__file__).parents[1] / "traces"))
+    watched = open_cell(lab, open_page, "magic.ipynb", code)
+    page = watched.page
+    page.locator(".hw-stage[data-frame]").wait_for(timeout=60_000)
+    page.locator(".jp-RenderedPlotly").wait_for(state="attached")
+    page.wait_for_timeout(300)
+    assert page.evaluate(OUTPUTS) == [[True, "text"], [False, "still"], [True, "view"]]
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
+    assert (watched.errors, watched.failed) == ([], [])
+    lab.stop_kernels()
+    again = open_page(lab.address("magic.ipynb")).page
+    again.locator(".jp-RenderedPlotly").wait_for(timeout=60_000)
+    assert [shown for shown, kind in again.evaluate(OUTPUTS) if kind == "still"] == [True]
+    saved = nbformat.read(lab.folder / "magic.ipynb", as_version=4)
+    from nbconvert import HTMLExporter
+
+    pages, _ = HTMLExporter().from_notebook_node(saved)
+    assert pages.count('aria-label="Timeline and headroom"') == 1, "nbconvert shows the still: it has neither plotly nor the view's state"

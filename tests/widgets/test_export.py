@@ -98,3 +98,15 @@ def test_sliders_at_rest_do_not_show_again_what_the_cells_show(tmp_path: Path) -
         text = to_html(tmp_path / "a.ipynb", tmp_path / "a.html").read_text(encoding="utf-8")
         assert text.count("<i>claims</i>") == 1 and text.count("data-figure=") == 1
         assert (text.count("In JupyterLab the sliders"), text.count("<i>other claims</i>")) == (at_rest, not at_rest)
+
+
+def test_a_still_is_left_out_where_its_interactive_view_is_kept(tmp_path: Path) -> None:
+    still = CELLS.new_output("display_data", {"text/html": "<i>still</i>"}, metadata={"workbench_stands_in": True})
+    view = CELLS.new_output("display_data", {"application/vnd.jupyter.widget-view+json": {"model_id": "m"}})
+    for kept in (True, False):
+        notebook = CELLS.new_notebook(cells=[CELLS.new_code_cell("x", outputs=[still, view], execution_count=1)])
+        state = {"m": {"model_name": "AnyModel", "state": {"_esm": "", "spec": {}}}} if kept else {}
+        notebook.metadata.widgets = {"application/vnd.jupyter.widget-state+json": {"state": state}}
+        nbformat.write(notebook, tmp_path / "a.ipynb")
+        text = to_html(tmp_path / "a.ipynb", tmp_path / "a.html").read_text(encoding="utf-8")
+        assert (text.count("<i>still</i>"), text.count('data-model="m"')) == (not kept, kept)

@@ -169,6 +169,7 @@ def trace_view(
     table: Mapping[str, Any] | None = None,
     window_ns: tuple[int, int] | None = None,
     cursor_ns: int | None = None,
+    hides_previous: bool = False,
 ) -> Timeline:
     """Return the interactive view of recorded events, up to a million.
 
@@ -186,6 +187,7 @@ def trace_view(
         table: ``title, columns, rows, start_ns, end_ns``; a row takes the reader to its interval.
         window_ns: first window shown, absolute (default: everything).
         cursor_ns: where the cursor starts, absolute.
+        hides_previous: once drawn in a notebook it hides the output above it, a still picture that stood in for it.
 
     Raises:
         ValueError: a column is missing or has the wrong length, type or range; the message names it.
@@ -218,6 +220,7 @@ def trace_view(
         "table": _table(table, origin) if table else None,
         "window": [int(t) - origin for t in window_ns] if window_ns else None,
         "cursor": int(cursor_ns) - origin if cursor_ns is not None else None,
+        "hides_previous": hides_previous,
     }
     if spec["window"] and not spec["window"][0] < spec["window"][1]:
         raise ValueError(f"window_ns: expected (low, high) with low < high, got {window_ns!r}")

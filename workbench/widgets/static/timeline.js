@@ -45,12 +45,20 @@ async function render({ model, el }) {
   const cleanups = [];
   try {
     await fill(model, root, spec, cleanups);
+    if (spec.hides_previous) hidePrevious(el);
   } catch (error) {
     root.append(h("p", { class: "hw-error", role: "alert" }, `This timeline cannot be drawn: ${error.message}`));
   }
   return () => {
     for (const cleanup of cleanups) cleanup();
   };
+}
+
+// JupyterLab renders into an element outside the page and attaches it later.
+function hidePrevious(el, tries = 200) {
+  const output = el.closest(".jp-OutputArea-child");
+  if (output) output.previousElementSibling?.style.setProperty("display", "none");
+  else if (tries) setTimeout(() => hidePrevious(el, tries - 1), 50);
 }
 
 async function fill(model, root, spec, cleanups) {
