@@ -172,4 +172,6 @@ def test_one_timeline_is_shown_and_a_still_where_its_view_is_gone(lab: Any, open
     from nbconvert import HTMLExporter
 
     pages, _ = HTMLExporter().from_notebook_node(saved)
-    assert pages.count('aria-label="Timeline and headroom"') == 1, "nbconvert shows the still: it has neither plotly nor the view's state"
+    assert pages.count('aria-label="Timeline and headroom"') == 1, (
+        "nbconvert shows the still: it has neither plotly nor the view's state"
+    )
