@@ -155,10 +155,36 @@ def test_a_mark_leaves_no_hole(tmp_path):
     db.execute("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET copyKind = 1")
     db.execute("DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE nameId = 3")
     db.commit()
-    db.close()
     trace = read(path)
     assert trace.dropped == {"marks_and_open_ranges": 1}
-    assert verify_trace(trace, idle_threshold_us=100).exit_code == 0
+    found = verify_trace(trace, idle_threshold_us=100)
+    assert found.exit_code == 2 and "1 synchronisation records belong to no recorded call" in found.reasons
+    db.execute("DELETE FROM CUPTI_ACTIVITY_KIND_SYNCHRONIZATION")
+    db.commit()
+    db.close()
+    assert verify_trace(read(path), idle_threshold_us=100).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [
+        ('ALTER TABLE CUPTI_ACTIVITY_KIND_MEMCPY DROP COLUMN "end"', "unread_tables 1"),
+        ("UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET globalTid = NULL WHERE nameId = 3", "calls_without_thread 1"),
+    ],
+)
+def test_a_table_that_is_not_read_or_a_call_of_no_thread_cannot_be_told(tmp_path, change, lost):
+    path = export(tmp_path)
+    db = sqlite3.connect(path)
+    db.execute("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET copyKind = 1")
+    db.execute("UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET start = 76000, end = 76000 WHERE nameId = 3")
+    db.execute("DELETE FROM CUPTI_ACTIVITY_KIND_SYNCHRONIZATION")
+    db.commit()
+    assert verify_trace(read(path), idle_threshold_us=100).exit_code == 0
+    db.execute(change)
+    db.commit()
+    db.close()
+    found = verify_trace(read(path), idle_threshold_us=100)
+    assert found.exit_code == 2 and any(lost in r for r in found.reasons)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from workbench.traces.trace import (
     SyncRecords,
     Trace,
     TraceError,
+    call_kind,
     freeze_names,
     link,
     table_from_chunks,
@@ -295,6 +296,19 @@ def _salvage(piece: bytes) -> tuple[_Event | None, bool, str]:
         return None, False, ""
 
 
+class _Ids(dict):
+    """Row of each process or thread as written; one that is written as text and as a number has one row."""
+
+    def __init__(self, rows: dict[Any, int]) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def __missing__(self, key: Any) -> int:
+        same = tuple(map(_number, key)) if isinstance(key, tuple) else _number(key)
+        self[key] = self.rows.setdefault(same, len(self.rows))
+        return self[key]
+
+
 class _Builder:
     """Collects typed columns block by block."""
 
@@ -306,6 +320,7 @@ class _Builder:
         self.names: dict[str, int] = {}
         self.processes: dict[Any, int] = {}
         self.threads: dict[tuple[Any, Any], int] = {}
+        self.process_ids, self.thread_ids = _Ids(self.processes), _Ids(self.threads)
         self.thread_names: dict[tuple[Any, Any], str] = {}
         self.chunks: dict[str, list[dict[str, np.ndarray]]] = {"ops": [], "calls": [], "spans": [], "syncs": []}
         self.unknown_phases: set[str] = set()
@@ -358,19 +373,24 @@ class _Builder:
                 cat = event.cat or ""
                 code = known(cat)
                 if code is None:
-                    code = known(cat.lower())
+                    code = _category(cat)
                 if code is not None:
                     kept.append(event)
                     codes.append(code)
                 else:
                     other[cat] = other.get(cat, 0) + 1
+                    lost_id = not cat and event.args is not None and event.args.correlation is not None
+                    if lost_id or (isinstance(event.name, str) and call_kind(event.name)):
+                        self.count("unknown_category")
             elif event.ph == "M":
                 self._meta_event(event)
             elif event.ph in ("B", "E"):
                 self.unknown_phases.add(event.ph)
-                if event.ph == "B" and event.cat is not None and known(event.cat.lower()) is not None:
+                if event.ph == "B" and event.cat is not None and _category(event.cat) is not None:
                     self.count("begin_end_events")
-            elif event.ph is None and (event.name is not None or event.cat is not None or event.ts is not _ABSENT):
+            elif event.ph == "x" or (
+                event.ph is None and (event.name is not None or event.cat is not None or event.ts is not _ABSENT)
+            ):
                 self.count("stray_items")
         if not kept:
             return
@@ -388,7 +408,7 @@ class _Builder:
 
     def _meta_event(self, event: _Event) -> None:
         if event.name == "thread_name" and event.args is not None and isinstance(event.args.name, str):
-            self.thread_names[event.pid, event.tid] = event.args.name
+            self.thread_names[_number(event.pid), _number(event.tid)] = event.args.name
 
     def _times(self, events: list[_Event], code: np.ndarray) -> tuple[list[_Event], np.ndarray, np.ndarray, np.ndarray]:
         n = len(events)
@@ -402,6 +422,9 @@ class _Builder:
         # CUPTI writes zero times for operations whose record never completed.
         zero = (start == 0) & (duration == 0) & (code <= _SET)
         drop = unusable | negative | zero
+        self.count("zero_time_calls", int(((start == 0) & (duration == 0) & (code == _CALL)).sum()))
+        missing = [i for i, e in enumerate(events) if e.dur is _ABSENT]
+        self.count("missing_duration", int((code[missing] <= _CALL).sum()) if missing else 0)
         if drop.any():
             self.count("unusable_time", int(unusable.sum()))
             self.count("negative_duration", int(negative.sum()))
@@ -420,12 +443,12 @@ class _Builder:
         )
 
     def _thread_ids(self, events: list[_Event]) -> np.ndarray:
-        ids = self.threads
-        return np.fromiter((ids.setdefault((e.pid, e.tid), len(ids)) for e in events), np.int32, len(events))
+        ids = self.thread_ids
+        return np.fromiter((ids[e.pid, e.tid] for e in events), np.int32, len(events))
 
     def _process_ids(self, events: list[_Event]) -> np.ndarray:
-        ids = self.processes
-        return np.fromiter((ids.setdefault(e.pid, len(ids)) for e in events), np.int32, len(events))
+        ids = self.process_ids
+        return np.fromiter((ids[e.pid] for e in events), np.int32, len(events))
 
     def _add_ops(self, events: list[_Event], kind: np.ndarray, columns: dict[str, np.ndarray]) -> None:
         empty = _Args()
@@ -450,6 +473,7 @@ class _Builder:
         self.chunks["ops"].append(columns)
 
     def _add_calls(self, events: list[_Event], kind: np.ndarray, columns: dict[str, np.ndarray]) -> None:
+        self.count("calls_without_thread", sum(e.pid is None or e.tid is None for e in events))
         columns |= {
             "kind": kind,
             "process": self._process_ids(events),
@@ -520,6 +544,17 @@ class _Builder:
                 "traces of JAX, XLA, TensorFlow or torch before 1.8.1 are not read"
             )
         return "no device operations in this trace"
+
+
+def _category(text: str) -> int | None:
+    """Class of an event by its category, whatever its case; calls of every vendor's runtime and driver are calls."""
+    text = text.strip().lower()
+    return _CALL if text.endswith(("_runtime", "_driver")) else _CLASS.get(text)
+
+
+def _number(value: Any) -> Any:
+    """A process or thread id: digits in a string are the number."""
+    return int(value) if isinstance(value, str) and len(value) < 20 and value.isdecimal() else value
 
 
 def _label(value: Any) -> int | str:

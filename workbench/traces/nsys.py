@@ -108,6 +108,8 @@ class _Reader:
         have = self._columns(table)
         if not set(required) <= have:
             self.warnings.append(f"table {table} lacks {', '.join(sorted(set(required) - have))}: not read")
+            if reason == "dropped_records":
+                self.dropped["unread_tables"] = self.dropped.get("unread_tables", 0) + 1
             return
         chosen = ", ".join(f'"{c}"' if c in have else f'NULL AS "{c}"' for c in wanted)
         cursor = self.db.execute(f'SELECT {chosen} FROM "{table}"')
@@ -209,6 +211,9 @@ class _Reader:
             "CUPTI_ACTIVITY_KIND_RUNTIME", ["start", "end", "globalTid", "correlationId", "nameId"]
         ):
             n = len(rows[0])
+            nowhere = sum(not isinstance(v, int) for v in rows[2])
+            if nowhere:
+                self.dropped["calls_without_thread"] = self.dropped.get("calls_without_thread", 0) + nowhere
             yield {
                 "start_ns": np.array(rows[0], np.int64),
                 "end_ns": np.array(rows[1], np.int64),

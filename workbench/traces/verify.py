@@ -13,30 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from workbench.traces.holes import holes
 from workbench.traces.idle import SUBMISSION, SYNC, Analysis, Window
 from workbench.traces.lookup import NO_STACKS, Locator
-from workbench.traces.summary import UNLINKED_SHARE, empty_graph_launches
-from workbench.traces.trace import AMBIGUOUS_LINKS, Trace
+from workbench.traces.trace import Trace
 from workbench.traces.waits import FINAL_SYNC, NOT_COUNTED, describe_waits
 
 IDLE_THRESHOLD_US = 20.0
-VIOLATION_SHARE = 0.01
-TIMELESS_SHARE = 0.5
 LISTED = 50
-# Reasons of `Trace.dropped` that leave a hole where a wait or an operation may have been.
-LOST = (
-    "damaged_events",
-    "damaged_bytes",
-    "truncated_file",
-    "dropped_records",
-    "unusable_time",
-    "negative_duration",
-    "out_of_range_ids",
-    "begin_end_events",
-    "stray_items",
-    "second_document",
-    "zero_time_copies",
-)
 
 
 @dataclass(frozen=True)
@@ -106,7 +90,7 @@ def verify_trace(
     analysis = trace if isinstance(trace, Analysis) else Analysis(trace)
     offences, exempt = _offences(analysis, window)
     lengths, starved = _submission_idle(analysis, window, idle_threshold_us)
-    unknown = _cannot_tell(analysis, window)
+    unknown = holes(analysis, window, idle_threshold_us * 1e3 if judge_idle else None)
     notes = []
     if exempt:
         notes.append(f"{exempt} final device synchronise (the profiler's own) is exempt")
@@ -225,41 +209,3 @@ def _submission_idle(
             }
         )
     return np.array([f[0] for f in found], np.int64), out
-
-
-def _cannot_tell(analysis: Analysis, window: Window | None) -> list[str]:
-    trace, ops = analysis.trace, analysis.trace.ops
-    why = []
-    if not len(ops):
-        lost = trace.dropped.get("zero_time_ops", 0)
-        return [f"all {lost} device operations have no times"] if lost else (trace.warnings or ["no device operations"])
-    if window is not None and not ((ops.end_ns > window[0]) & (ops.start_ns < window[1])).any():
-        why.append(f"the window {window[0]}:{window[1]} ns holds no device operations")
-    if not len(trace.calls):
-        why.append("the trace has no launch rows (runtime or driver calls), so nothing can be said about the host")
-    empty = empty_graph_launches(analysis)
-    if empty:
-        why.append(f"{empty} graph launches have no recorded device operations")
-    unlinked = int(((ops.launch < 0) & ~analysis.carry_in).sum())
-    if len(trace.calls) and unlinked > UNLINKED_SHARE * len(ops):
-        why.append(f"{unlinked} of {len(ops)} operations have no recorded launch (bound: {UNLINKED_SHARE:.0%})")
-    guessed = trace.dropped.get(AMBIGUOUS_LINKS, 0)
-    if guessed > UNLINKED_SHARE * len(ops):
-        why.append(
-            f"{guessed} of {len(ops)} operations share their correlation id with several calls, so their launch is a "
-            f"guess (bound: {UNLINKED_SHARE:.0%})"
-        )
-    timeless = int((ops.end_ns == ops.start_ns).sum()) + trace.dropped.get("zero_time_ops", 0)
-    recorded = len(ops) + trace.dropped.get("zero_time_ops", 0)
-    if timeless > TIMELESS_SHARE * recorded:
-        why.append(
-            f"{timeless} of {recorded} device operations have no duration (bound: {TIMELESS_SHARE:.0%}), so idle time "
-            "and waits cannot be told"
-        )
-    violations = int(analysis.clock_violation.sum())
-    if violations > VIOLATION_SHARE * len(ops):
-        why.append(f"{violations} of {len(ops)} operations start before their own launch: clocks disagree")
-    lost = {k: v for k, v in trace.dropped.items() if k in LOST}
-    if lost:
-        why.append("events were lost while recording or reading: " + ", ".join(f"{k} {v}" for k, v in lost.items()))
-    return why

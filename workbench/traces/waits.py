@@ -17,17 +17,33 @@ from workbench.traces.trace import (
     DEVICE_SYNC,
     EVENT_SYNC,
     NONE,
+    OTHER_CALL,
     PINNED,
     QUERY,
     STREAM_SYNC,
     Trace,
 )
 
-BLOCKING_D2H, STREAM, EVENT, DEVICE, POLLING, FINAL_SYNC = range(6)
-WAIT_KINDS = ("blocking_d2h", "stream_sync", "event_sync", "device_sync", "polling", "final_device_sync")
+BLOCKING_D2H, STREAM, EVENT, DEVICE, POLLING, BLOCKING_COPY, IMPLICIT, FINAL_SYNC = range(8)
+WAIT_KINDS = (
+    "blocking_d2h",
+    "stream_sync",
+    "event_sync",
+    "device_sync",
+    "polling",
+    "blocking_copy",
+    "implicit_sync",
+    "final_device_sync",
+)
 NOT_COUNTED = "had nothing left to wait for, or are the final synchronise"
 POLL_CALLS, POLL_NS = 8, 20_000
 LONG_CALL_NS = 100_000
+LAUNCH = re.compile(r"^(cuda|cu|hip)(Ext)?(ModuleLaunch|Launch)(Cooperative)?Kernel|^hipExtModuleLaunchKernel")
+COPY_CALL = re.compile(r"^(cuda|cu|hip)Memcpy")
+_FREES = re.compile(r"^(cuda|cu|hip)(Mem)?Free(Array|Host|MipmappedArray)?(_v\d+)*$")
+"""Calls that wait for all work of the device before they return."""
+_RECORD_KIND = (("Event Sync", EVENT_SYNC), ("Stream Sync", STREAM_SYNC), ("Context Sync", DEVICE_SYNC))
+_HARMLESS = re.compile(r"^(cuda|hip)(GetLastError|PeekAtLastError|GetDevice|SetDevice)|^cuCtx(Get|Set)Current")
 _ALLOCATION = re.compile(r"aten::(new_)?(empty|resize|_?pin_memory|set_|clone)")
 
 
@@ -35,6 +51,8 @@ _ALLOCATION = re.compile(r"aten::(new_)?(empty|resize|_?pin_memory|set_|clone)")
 class Waits:
     """One row per wait, sorted by start. `blocking`: device work ended during the call, so the host did wait for it.
 
+    `blocking_copy` is a synchronous copy that is no device-to-host copy by its record (host to device, or done by a
+    kernel) during which other work ended; `implicit_sync` a call that frees memory and left the device drained.
     `copy` is the D2H operation (row of `Trace.ops`) that the wait delivers, or -1; `submits` says whether the thread
     is one that launches device work (a watchdog thread's wait stops no submission).
     """
@@ -68,6 +86,17 @@ def launch_calls(trace: Trace) -> np.ndarray:
     return np.flatnonzero(mask)
 
 
+def named(trace: Trace, pattern: re.Pattern[str]) -> np.ndarray:
+    """Mask of the calls whose name matches; each distinct name is asked once."""
+    calls = trace.calls
+    if not len(calls):
+        return np.zeros(0, bool)
+    used = np.flatnonzero(np.bincount(calls.name))
+    hit = np.zeros(int(used[-1]) + 1, bool)
+    hit[used] = [bool(pattern.search(trace.names[i])) for i in used]
+    return hit[calls.name]
+
+
 def find_waits(trace: Trace) -> Waits:
     """All waits of a trace (see `Waits`).
 
@@ -80,27 +109,31 @@ def find_waits(trace: Trace) -> Waits:
     launching = np.zeros(len(trace.threads) + 1, bool)
     launching[calls.thread[launches]] = True
     delivered = np.full(len(calls), NONE, np.int64)
+    call_kind = _kinds(trace, launches)
 
     copies = np.flatnonzero((ops.copy_kind == D2H) & (ops.launch >= 0))
     own = ops.launch[copies]
-    asynchronous = np.array(["Async" in trace.names[i] for i in calls.name[own]], bool)
+    asynchronous = named(trace, re.compile("Async"))
     returned_late = (calls.end_ns[own] >= ops.end_ns[copies]) & (calls.start_ns[own] <= ops.start_ns[copies])
-    blocks = returned_late & ~((ops.host_memory[copies] == PINNED) & asynchronous)
+    blocks = returned_late & ~((ops.host_memory[copies] == PINNED) & asynchronous[own])
     delivered[own[blocks]] = copies[blocks]
 
-    sync_mask = np.isin(calls.kind, (STREAM_SYNC, EVENT_SYNC, DEVICE_SYNC))
-    syncs = np.flatnonzero(sync_mask)
+    syncs = np.flatnonzero(np.isin(call_kind, (STREAM_SYNC, EVENT_SYNC, DEVICE_SYNC)))
     _deliver_by_sync(trace, copies[~blocks], syncs, delivered)
 
-    rows = np.union1d(syncs, own[blocks])
+    other_copies = _synchronous_copies(trace, launches, delivered, ~asynchronous)
+    frees = _draining_frees(trace)
+    rows = np.unique(np.concatenate([syncs, own[blocks], other_copies, frees]))
     kind = np.full(len(rows), BLOCKING_D2H, np.uint8)
     for code, wait in ((STREAM_SYNC, STREAM), (EVENT_SYNC, EVENT), (DEVICE_SYNC, DEVICE)):
-        kind[(calls.kind[rows] == code) & (delivered[rows] < 0)] = wait
-    blocking = _outlived_work(trace, rows) | (delivered[rows] >= 0)
+        kind[(call_kind[rows] == code) & (delivered[rows] < 0)] = wait
+    kind[np.isin(rows, other_copies)] = BLOCKING_COPY
+    kind[np.isin(rows, frees)] = IMPLICIT
+    blocking = _outlived_work(trace, rows) | (delivered[rows] >= 0) | (kind == IMPLICIT)
     kind[np.isin(rows, _final_syncs(trace, launches))] = FINAL_SYNC
 
     poll_first, poll_last = _polls(trace, launching)
-    poll_blocks = _ended_between(trace, calls.process[poll_first], calls.start_ns[poll_first], calls.end_ns[poll_last])
+    poll_blocks = ended_between(trace, calls.process[poll_first], calls.start_ns[poll_first], calls.end_ns[poll_last])
     start = np.concatenate([calls.start_ns[rows], calls.start_ns[poll_first]])
     call = np.concatenate([rows, poll_first])
     order = np.argsort(start, kind="stable")
@@ -115,6 +148,56 @@ def find_waits(trace: Trace) -> Waits:
         submits=launching[thread][order],
         copy=np.concatenate([delivered[rows], np.full(len(poll_first), NONE, np.int64)])[order],
     )
+
+
+def _kinds(trace: Trace, launches: np.ndarray) -> np.ndarray:
+    """`Calls.kind`, and for calls of other names the kind that the profiler's own record of the wait gives."""
+    calls, syncs = trace.calls, trace.syncs
+    kind = calls.kind.copy()
+    if not len(syncs) or not len(calls):
+        return kind
+    for name, code in _RECORD_KIND:
+        meant = np.array([trace.names[i].startswith(name) for i in syncs.name], bool) & (syncs.correlation > 0)
+        found = np.isin(calls.correlation, syncs.correlation[meant]) & (kind == OTHER_CALL)
+        found[launches] = False
+        kind[found] = code
+    return kind
+
+
+def _synchronous_copies(
+    trace: Trace, launches: np.ndarray, delivered: np.ndarray, synchronous: np.ndarray
+) -> np.ndarray:
+    """Copy calls of synchronous name, no D2H by their record, that returned after their work and other work ended."""
+    ops, calls = trace.ops, trace.calls
+    rows = launches[(named(trace, COPY_CALL) & synchronous)[launches] & (delivered[launches] < 0)]
+    mine = np.flatnonzero(np.isin(ops.launch, rows))
+    last = np.full(len(calls), np.iinfo(np.int64).min, np.int64)
+    first = np.full(len(calls), np.iinfo(np.int64).max, np.int64)
+    np.maximum.at(last, ops.launch[mine], ops.end_ns[mine])
+    np.minimum.at(first, ops.launch[mine], ops.start_ns[mine])
+    rows = rows[last[rows] <= calls.end_ns[rows]]
+    # Other work that ended between the call's start and the copy's own: the call waited for it.
+    return rows[ended_between(trace, calls.process[rows], calls.start_ns[rows], np.maximum(first[rows], 0))]
+
+
+def _draining_frees(trace: Trace) -> np.ndarray:
+    """Calls that free memory, during which the last of all work submitted before them ended."""
+    ops, calls = trace.ops, trace.calls
+    frees = np.flatnonzero(named(trace, _FREES))
+    if not len(frees):
+        return frees
+    never = np.iinfo(np.int64).min
+    ends = np.full(len(calls), never, np.int64)
+    linked = ops.launch >= 0
+    np.maximum.at(ends, ops.launch[linked], ops.end_ns[linked])
+    found = []
+    for p in np.unique(calls.process[frees]):
+        mine = np.flatnonzero(calls.process == p)
+        drained = np.maximum.accumulate(ends[mine])  # end of all work submitted by calls up to this one
+        at = np.flatnonzero(np.isin(mine, frees))
+        rows = mine[at]
+        found.append(rows[(drained[at] > calls.start_ns[rows]) & (drained[at] <= calls.end_ns[rows])])
+    return np.concatenate(found)
 
 
 def _deliver_by_sync(trace: Trace, copies: np.ndarray, syncs: np.ndarray, delivered: np.ndarray) -> None:
@@ -133,12 +216,12 @@ def _deliver_by_sync(trace: Trace, copies: np.ndarray, syncs: np.ndarray, delive
 def _outlived_work(trace: Trace, rows: np.ndarray) -> np.ndarray:
     """Did device work that the call waits for end during the call? Uses the synchronised stream where recorded."""
     calls, syncs = trace.calls, trace.syncs
-    result = _ended_between(trace, calls.process[rows], calls.start_ns[rows], calls.end_ns[rows])
+    result = ended_between(trace, calls.process[rows], calls.start_ns[rows], calls.end_ns[rows])
     if len(syncs):
         known = {int(c): i for i, c in enumerate(syncs.correlation) if c > 0 and syncs.stream[i] >= 0}
         for i, row in enumerate(rows):
             record = known.get(int(calls.correlation[row]))
-            if record is None or calls.kind[row] != STREAM_SYNC:
+            if record is None or not trace.names[syncs.name[record]].startswith("Stream Sync"):
                 continue
             if syncs.process[record] >= 0 and syncs.process[record] != calls.process[row]:
                 continue
@@ -156,7 +239,7 @@ def _stream_ends(trace: Trace, process: int, stream: int) -> np.ndarray:
     return cache[process, stream]
 
 
-def _ended_between(trace: Trace, process: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+def ended_between(trace: Trace, process: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
     result = np.zeros(len(start), bool)
     for p in np.unique(process):
         ends = np.sort(trace.ops.end_ns[trace.ops.process == p])
@@ -169,9 +252,12 @@ def _ended_between(trace: Trace, process: np.ndarray, start: np.ndarray, end: np
 def _final_syncs(trace: Trace, launches: np.ndarray) -> np.ndarray:
     """Per process the last device synchronise, where nothing is launched after it: the profiler's own, exempt."""
     calls, found = trace.calls, []
+    unseen = named(trace, LAUNCH)
     for p in np.unique(calls.process):
         mine = np.flatnonzero((calls.process == p) & (calls.kind == DEVICE_SYNC))
         submitted = launches[calls.process[launches] == p]
+        if unseen.any():  # kernels that were not recorded
+            submitted = np.union1d(submitted, np.flatnonzero(unseen & (calls.process == p)))
         last = calls.start_ns[submitted].max() if len(submitted) else np.iinfo(np.int64).min
         if len(mine) and calls.start_ns[mine[-1]] > last:
             found.append(mine[-1])
@@ -180,22 +266,45 @@ def _final_syncs(trace: Trace, launches: np.ndarray) -> np.ndarray:
 
 def _polls(trace: Trace, launching: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """First and last call of each run of queries on a launching thread, with no other call between them."""
+    runs = query_runs(trace, launching, named(trace, _HARMLESS), POLL_CALLS, POLL_NS, _ALLOCATION)
+    return runs[:, 0], runs[:, 1]
+
+
+def query_runs(
+    trace: Trace, launching: np.ndarray, ignored: np.ndarray, least: int, least_ns: int, own: re.Pattern[str]
+) -> np.ndarray:
+    """(first, last) call of runs of at least `least` queries over `least_ns`, with only `ignored` calls between.
+
+    Queries inside operators that match `own` are left out: the caching allocator asks its whole list of events once
+    inside an allocation, and waits for none of them.
+    """
     calls = trace.calls
+    none = np.empty((0, 2), np.int64)
     if not (calls.kind == QUERY).any():
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    rows = np.flatnonzero(launching[calls.thread])
+        return none
+    rows = np.flatnonzero(launching[calls.thread] & ~ignored)
     rows = rows[np.lexsort((calls.start_ns[rows], calls.thread[rows]))]
     query = calls.kind[rows] == QUERY
     change = np.flatnonzero((query[1:] != query[:-1]) | (calls.thread[rows][1:] != calls.thread[rows][:-1])) + 1
     begin = np.concatenate([[0], change])
     end = np.concatenate([change, [len(rows)]])
     first, last = rows[begin], rows[end - 1]
-    keep = query[begin] & (end - begin >= POLL_CALLS) & (calls.end_ns[last] - calls.start_ns[first] >= POLL_NS)
-    first, last = first[keep], last[keep]
-    locator = Locator(trace)
-    # The caching allocator asks its whole list of events once inside an allocation; it waits for none of them.
-    own = [not _ALLOCATION.match(locator.where(int(calls.thread[i]), int(calls.start_ns[i])).op) for i in first]
-    return first[np.array(own, bool)], last[np.array(own, bool)]
+    long_enough = calls.end_ns[last] - calls.start_ns[first] >= least_ns
+    locator, found = Locator(trace), []
+
+    def foreign(i: int) -> bool:
+        return not own.match(locator.where(int(calls.thread[i]), int(calls.start_ns[i])).op)
+
+    keep = query[begin] & (end - begin >= least) & long_enough
+    for a, b in zip(begin[keep], end[keep]):
+        run = rows[a:b]
+        head = next((i for i in range(len(run)) if foreign(run[i])), None)
+        if head is None:
+            continue
+        tail = next(i for i in range(len(run) - 1, -1, -1) if foreign(run[i]))
+        if tail - head + 1 >= least and calls.end_ns[run[tail]] - calls.start_ns[run[head]] >= least_ns:
+            found.append((run[head], run[tail]))
+    return np.array(found, np.int64).reshape(-1, 2)
 
 
 def describe_waits(trace: Trace, waits: Waits, locator: Locator | None = None) -> list[dict[str, Any]]:

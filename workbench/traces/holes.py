@@ -1,0 +1,314 @@
+"""What a trace leaves open: holes in which a wait or an idle device may hide. A trace with one cannot pass.
+
+Source: report Section 8.5 and Appendix B.6.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from workbench.traces.idle import UNKNOWN, Analysis, Window
+from workbench.traces.summary import UNLINKED_SHARE, empty_graph_launches
+from workbench.traces.trace import (
+    AMBIGUOUS_LINKS,
+    COPY,
+    CPU_OP,
+    D2H,
+    DEVICE_SYNC,
+    EVENT_SYNC,
+    NONE,
+    OTHER_CALL,
+    OTHER_COPY,
+    PAGEABLE,
+    STREAM_SYNC,
+)
+from workbench.traces.waits import (
+    COPY_CALL,
+    FINAL_SYNC,
+    LAUNCH,
+    LONG_CALL_NS,
+    POLL_NS,
+    POLLING,
+    ended_between,
+    named,
+    query_runs,
+)
+
+VIOLATION_SHARE = 0.01
+TIMELESS_SHARE = 0.5
+UNSEEN_HOST_SHARE, UNSEEN_HOST_NS = 0.05, 1_000_000
+SLOW_POLL_CALLS = 3
+# Reasons of `Trace.dropped` that leave a hole where a wait or an operation may have been.
+LOST = (
+    "damaged_events",
+    "damaged_bytes",
+    "truncated_file",
+    "dropped_records",
+    "unread_tables",
+    "unusable_time",
+    "missing_duration",
+    "negative_duration",
+    "out_of_range_ids",
+    "begin_end_events",
+    "unknown_category",
+    "calls_without_thread",
+    "stray_items",
+    "second_document",
+    "zero_time_copies",
+    "zero_time_calls",
+)
+_VENDOR = re.compile(r"^_{0,2}(cuda|cu|hip|roc|nvtx|nccl|rccl|cudnn|cublas)[A-Z]|^INVALID$")
+_SCALAR = re.compile(r"^aten::(item|_local_scalar_dense|nonzero)$")
+_ATEN = re.compile(r"aten::")
+
+
+def holes(analysis: Analysis, window: Window | None, idle_threshold_ns: float | None) -> list[str]:
+    """Why the trace cannot pass, in words; empty where it is complete. A threshold: idle of unknown cause counts."""
+    trace, ops = analysis.trace, analysis.trace.ops
+    if not len(ops):
+        lost = trace.dropped.get("zero_time_ops", 0)
+        return [f"all {lost} device operations have no times"] if lost else (trace.warnings or ["no device operations"])
+    why = []
+    if window is not None and not ((ops.end_ns > window[0]) & (ops.start_ns < window[1])).any():
+        why.append(f"the window {window[0]}:{window[1]} ns holds no device operations")
+    if not len(trace.calls):
+        why.append("the trace has no launch rows (runtime or driver calls), so nothing can be said about the host")
+    else:
+        why += _links(analysis, window)
+        why += _copies(analysis, window)
+        why += _host(analysis, window)
+        why += _calls(analysis, window)
+        if idle_threshold_ns is not None:
+            why += _idle(analysis, window, idle_threshold_ns)
+    timeless = int((ops.end_ns == ops.start_ns).sum()) + trace.dropped.get("zero_time_ops", 0)
+    recorded = len(ops) + trace.dropped.get("zero_time_ops", 0)
+    if timeless > TIMELESS_SHARE * recorded:
+        why.append(
+            f"{timeless} of {recorded} device operations have no duration (bound: {TIMELESS_SHARE:.0%}), so idle time "
+            "and waits cannot be told"
+        )
+    lost = {k: v for k, v in trace.dropped.items() if k in LOST}
+    if lost:
+        why.append("events were lost while recording or reading: " + ", ".join(f"{k} {v}" for k, v in lost.items()))
+    return why
+
+
+def _overlaps(start: np.ndarray, end: np.ndarray, window: Window | None) -> np.ndarray:
+    return np.ones(len(start), bool) if window is None else (end > window[0]) & (start < window[1])
+
+
+def _links(analysis: Analysis, window: Window | None) -> list[str]:
+    """Operations whose launch is unknown, a guess or impossible; launches whose operations are missing."""
+    trace, ops, calls = analysis.trace, analysis.trace.ops, analysis.trace.calls
+    why = []
+    empty = empty_graph_launches(analysis)
+    if empty:
+        why.append(f"{empty} graph launches have no recorded device operations")
+    unlinked = (ops.launch < 0) & ~analysis.carry_in
+    inside = _overlaps(ops.start_ns, ops.end_ns, window)
+    for rows, where in ((np.ones(len(ops), bool), ""), (inside, " in the window")):
+        n, of = int((unlinked & rows).sum()), int(rows.sum())
+        if n > UNLINKED_SHARE * of:
+            why.append(f"{n} of {of} operations{where} have no recorded launch (bound: {UNLINKED_SHARE:.0%})")
+            break
+    guessed = trace.dropped.get(AMBIGUOUS_LINKS, 0)
+    if guessed > UNLINKED_SHARE * len(ops):
+        why.append(
+            f"{guessed} of {len(ops)} operations share their correlation id with several calls, so their launch is a "
+            f"guess (bound: {UNLINKED_SHARE:.0%})"
+        )
+    violations = int(analysis.clock_violation.sum())
+    if violations > VIOLATION_SHARE * len(ops):
+        why.append(f"{violations} of {len(ops)} operations start before their own launch: clocks disagree")
+    bare, followed = _bare(analysis)
+    bare &= _overlaps(calls.start_ns, calls.end_ns, window)
+    dropped = trace.dropped.get("zero_time_ops", 0) - trace.dropped.get("zero_time_copies", 0)
+    kernels = int((bare & followed & named(trace, LAUNCH)).sum()) - dropped
+    if kernels > 0:
+        why.append(f"{kernels} kernel launches have no recorded kernel, though later ones do: device records were lost")
+    copies = np.flatnonzero(bare & named(trace, COPY_CALL) & (calls.end_ns - calls.start_ns >= POLL_NS))
+    worked = ended_between(trace, calls.process[copies], calls.start_ns[copies], calls.end_ns[copies])
+    copies = copies[followed[copies] | worked]
+    if len(copies):
+        why.append(
+            f"{len(copies)} copy calls of {POLL_NS / 1e3:g} us and more have no recorded copy: they may have waited"
+        )
+    return why
+
+
+def _bare(analysis: Analysis) -> tuple[np.ndarray, np.ndarray]:
+    """Masks: calls without operations outside captures; calls that a launch of their thread with operations follows."""
+    trace, calls = analysis.trace, analysis.trace.calls
+    last = np.full(len(trace.threads) + 1, np.iinfo(np.int64).min, np.int64)
+    np.maximum.at(last, calls.thread[analysis.launches], calls.start_ns[analysis.launches])
+    followed = calls.start_ns < last[calls.thread]
+    bare = np.ones(len(calls), bool)
+    bare[analysis.launches] = False
+    begin = np.flatnonzero(named(trace, re.compile("StreamBeginCapture")))
+    end = np.flatnonzero(named(trace, re.compile("StreamEndCapture")))
+    for p in np.unique(calls.process[np.concatenate([begin, end])]):
+        opened, closed = begin[calls.process[begin] == p], end[calls.process[end] == p]
+        edges = np.concatenate([opened, closed])
+        depth = np.zeros(len(calls) + 1, np.int64)
+        np.add.at(depth, edges, np.concatenate([np.ones(len(opened), int), -np.ones(len(closed), int)]))
+        depth = np.cumsum(depth)[:-1]
+        capturing = depth > min(0, int(depth.min(initial=0)))  # a capture that began before the recording
+        bare &= ~(capturing & (calls.process == p))
+    return bare, followed
+
+
+def _copies(analysis: Analysis, window: Window | None) -> list[str]:
+    """Device-to-host copies of which it cannot be told whether they blocked."""
+    ops, calls = analysis.trace.ops, analysis.trace.calls
+    rows = np.flatnonzero((ops.kind == COPY) & _overlaps(ops.start_ns, ops.end_ns, window))
+    rows = rows[(ops.copy_kind[rows] == D2H) | (ops.copy_kind[rows] == OTHER_COPY)]
+    launch = ops.launch[rows]
+    d2h, known = ops.copy_kind[rows] == D2H, launch >= 0
+    safe = np.maximum(launch, 0)
+    waited = np.isin(rows, analysis.waits.copy) | (known & np.isin(safe, analysis.waits.call))
+    shared = known & _shared_ids(analysis, rows)
+    early = calls.end_ns[safe] < ops.end_ns[rows]
+    late = known & ~early & (calls.end_ns[safe] - calls.start_ns[safe] >= POLL_NS)
+    found = (
+        (d2h & ~known & ~analysis.carry_in[rows], "have no recorded launch, so whether they blocked is open"),
+        (d2h & shared & ~waited, "share their correlation id with several calls: which of them waited is a guess"),
+        (d2h & analysis.clock_violation[rows] & ~waited, "start before their own call: clocks disagree"),
+        (
+            d2h & known & early & (ops.host_memory[rows] == PAGEABLE) & ~waited,
+            "into pageable memory end after their call, which by specification returns later: clocks disagree",
+        ),
+        (~d2h & late & ~waited, "have no direction, and their calls returned after they ended"),
+    )
+    return [f"{int(mask.sum())} device-to-host or undirected copies {words}" for mask, words in found if mask.any()]
+
+
+def _shared_ids(analysis: Analysis, rows: np.ndarray) -> np.ndarray:
+    """Do several calls of the operation's own process carry its correlation id?"""
+    ops, calls = analysis.trace.ops, analysis.trace.calls
+    wanted = np.unique(ops.correlation[rows])
+    mine = np.flatnonzero(np.isin(calls.correlation, wanted))
+    size = len(analysis.trace.processes) + 2
+    key = np.searchsorted(wanted, calls.correlation[mine]) * size + calls.process[mine] + 1
+    count = np.bincount(key, minlength=len(wanted) * size + size)
+    return count[np.searchsorted(wanted, ops.correlation[rows]) * size + ops.process[rows] + 1] > 1
+
+
+def _host(analysis: Analysis, window: Window | None) -> list[str]:
+    """Processes whose calls were recorded only from the middle of their device work on."""
+    trace = analysis.trace
+    why = []
+    for pair in analysis.rows:
+        low, high = analysis.window(pair, window)
+        mine = trace.calls.start_ns[trace.calls.process == pair[0]] if pair[0] >= 0 else trace.calls.start_ns[:0]
+        unseen = min(int(mine[0]), high) - low if len(mine) else 0
+        if unseen > max(UNSEEN_HOST_NS, UNSEEN_HOST_SHARE * (high - low)):
+            why.append(
+                f"the host's calls are recorded only from {unseen / 1e3:.1f} us after the first operation of device "
+                f"{pair[1]} on (bound: {UNSEEN_HOST_SHARE:.0%} of {(high - low) / 1e3:.1f} us)"
+            )
+    return why
+
+
+def _calls(analysis: Analysis, window: Window | None) -> list[str]:
+    """Calls that held a submitting thread and may have waited, without evidence that they did."""
+    trace, calls, waits = analysis.trace, analysis.trace.calls, analysis.waits
+    why = []
+    inside = _overlaps(waits.start_ns, waits.end_ns, window) & (waits.kind != FINAL_SYNC) & (waits.kind != POLLING)
+    idle = int((inside & waits.submits & ~waits.blocking & (waits.end_ns - waits.start_ns >= POLL_NS)).sum())
+    if idle:
+        why.append(
+            f"{idle} synchronise calls took {POLL_NS / 1e3:g} us and more though no recorded work that they wait for "
+            "ended in them"
+        )
+    held = _standstills(analysis, np.flatnonzero(inside & ~waits.submits & waits.blocking))
+    if held:
+        why.append(
+            f"{held} blocking waits of threads that launch nothing, while no thread submitted: one may have waited for "
+            "them"
+        )
+    launching = np.zeros(len(trace.threads) + 1, bool)
+    launching[calls.thread[analysis.launches]] = True
+    unknown = (calls.kind == OTHER_CALL) & ~named(trace, _VENDOR) & launching[calls.thread]
+    unknown &= (calls.end_ns - calls.start_ns >= LONG_CALL_NS) & _overlaps(calls.start_ns, calls.end_ns, window)
+    unknown[analysis.launches] = False
+    unknown[waits.call] = False
+    if unknown.any():
+        some = sorted({trace.names[i] for i in calls.name[unknown]})[:3]
+        why.append(
+            f"{int(unknown.sum())} calls of {LONG_CALL_NS / 1e3:g} us and more are of no known kind: {', '.join(some)}"
+        )
+    syncs = trace.syncs
+    explicit = np.array([not trace.names[i].startswith("Stream Wait") for i in syncs.name], bool)
+    orphan = explicit & (syncs.end_ns - syncs.start_ns >= POLL_NS) & ~np.isin(syncs.correlation, calls.correlation)
+    orphan &= _overlaps(syncs.start_ns, syncs.end_ns, window)
+    if orphan.any():
+        why.append(f"{int(orphan.sum())} synchronisation records belong to no recorded call")
+    launches = np.zeros(len(calls), bool)
+    launches[analysis.launches] = True
+    quiet = ~launches & ~np.isin(calls.kind, (STREAM_SYNC, EVENT_SYNC, DEVICE_SYNC))
+    runs = query_runs(trace, launching, quiet & (calls.kind == OTHER_CALL), SLOW_POLL_CALLS, LONG_CALL_NS, _ATEN)
+    spans = list(zip(calls.start_ns[runs[:, 0]].tolist(), calls.end_ns[runs[:, 1]].tolist()))
+    polling = waits.kind == POLLING
+    spans = [
+        (a, b)
+        for a, b in spans
+        if (window is None or (b > window[0] and a < window[1]))
+        and not ((waits.start_ns < b) & (waits.end_ns > a) & polling).any()
+    ]
+    if spans:
+        why.append(f"{len(spans)} times a submitting thread asked for events or streams again and again: it may poll")
+    scalars = _reads_without_calls(analysis, window)
+    if scalars:
+        why.append(f"{scalars} operators that read device values contain no recorded call: their waits are not seen")
+    return why
+
+
+def _standstills(analysis: Analysis, rows: np.ndarray) -> int:
+    """How many of these waits ended after nothing had been submitted for half of them, and work was submitted later."""
+    calls, waits = analysis.trace.calls, analysis.waits
+    found = 0
+    for i in rows:
+        starts = calls.start_ns[analysis.launches]
+        at = int(np.searchsorted(starts, waits.end_ns[i]))
+        if at == len(starts):
+            continue
+        before = int(calls.end_ns[analysis.launches[:at]].max()) if at else int(waits.start_ns[i])
+        still = int(waits.end_ns[i]) - max(before, int(waits.start_ns[i]))
+        found += bool(still >= max(POLL_NS, (waits.end_ns[i] - waits.start_ns[i]) // 2))
+    return found
+
+
+def _reads_without_calls(analysis: Analysis, window: Window | None) -> int:
+    trace, spans, calls = analysis.trace, analysis.trace.spans, analysis.trace.calls
+    read = {i for i in np.unique(spans.name) if _SCALAR.match(trace.names[i])}
+    rows = np.flatnonzero(
+        (spans.kind == CPU_OP)
+        & np.isin(spans.name, list(read))
+        & (spans.end_ns - spans.start_ns >= LONG_CALL_NS)
+        & _overlaps(spans.start_ns, spans.end_ns, window)
+    )
+    found = 0
+    for thread in np.unique(spans.thread[rows]):
+        starts = calls.start_ns[calls.thread == thread]
+        mine = rows[spans.thread[rows] == thread]
+        found += int(
+            (np.searchsorted(starts, spans.end_ns[mine]) == np.searchsorted(starts, spans.start_ns[mine])).sum()
+        )
+    return found
+
+
+def _idle(analysis: Analysis, window: Window | None, threshold_ns: float) -> list[str]:
+    """Idle above the threshold whose cause is unknown, unless work carried in from before the recording ended it."""
+    n = total = 0
+    for pair in analysis.rows:
+        idle = analysis.idle(pair, window)
+        length = idle.end_ns - idle.start_ns
+        open_end = idle.ended_by == NONE
+        rows = (idle.cause == UNKNOWN) & (length > threshold_ns) & ~open_end
+        rows &= ~analysis.carry_in[np.maximum(idle.ended_by, 0)]
+        n, total = n + int(rows.sum()), total + int(length[rows].sum())
+    if not n:
+        return []
+    return [f"{n} idle intervals above {threshold_ns / 1e3:g} us have no known cause ({total / 1e3:.1f} us in all)"]
