@@ -175,3 +175,8 @@ def test_a_window_whose_operations_have_no_launch(tmp_path):
     assert verify_trace(a).exit_code == 0
     found = verify_trace(a, window=(END, END + 150 * K))
     assert found.exit_code == 2 and "3 of 3 operations in the window have no recorded launch" in found.reasons[0]
+
+
+def test_queries_where_nothing_is_launched_are_no_polling(tmp_path):
+    found = verify_trace(look(tmp_path, [call("cudaEventQuery", i * K, i * K + K, i) for i in range(1, 30)]))
+    assert found.exit_code == 2 and found.offences == []

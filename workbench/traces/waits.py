@@ -279,10 +279,9 @@ def query_runs(
     inside an allocation, and waits for none of them.
     """
     calls = trace.calls
-    none = np.empty((0, 2), np.int64)
-    if not (calls.kind == QUERY).any():
-        return none
     rows = np.flatnonzero(launching[calls.thread] & ~ignored)
+    if not (calls.kind[rows] == QUERY).any():
+        return np.empty((0, 2), np.int64)
     rows = rows[np.lexsort((calls.start_ns[rows], calls.thread[rows]))]
     query = calls.kind[rows] == QUERY
     change = np.flatnonzero((query[1:] != query[:-1]) | (calls.thread[rows][1:] != calls.thread[rows][:-1])) + 1
