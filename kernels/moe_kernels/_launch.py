@@ -17,8 +17,11 @@ def resolve_impl(impl: str | None, device: torch.device, allowed: Sequence[str])
 
     Raises:
         ValueError: unknown name.
-        RuntimeError: `triton` asked for on a CPU tensor outside Triton's interpreter, or triton is not installed.
+        RuntimeError: `triton` asked for on a CPU tensor outside Triton's interpreter, triton is not installed, or a
+            device that holds no data a kernel could read (meta) or that nothing here was written for.
     """
+    if device.type not in ("cuda", "cpu"):
+        raise RuntimeError(f"the ops run on CUDA and CPU tensors; got a tensor on {device}")
     if impl is None:
         impl = "triton" if device.type == "cuda" else "reference"
     if impl not in allowed:
@@ -62,6 +65,12 @@ def check_tensor(
     return tensor
 
 
+def check_int(name: str, value: int) -> None:
+    """Raise TypeError for what is no integer. bool is an int to Python, and a float would reach a kernel as one."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int; got {value!r} ({type(value).__name__})")
+
+
 def _fits(got: Sequence[int], wanted: Sequence[int | None]) -> bool:
     if len(got) != len(wanted):
         return False
@@ -69,6 +78,38 @@ def _fits(got: Sequence[int], wanted: Sequence[int | None]) -> bool:
         if want is not None and want != size:
             return False
     return True
+
+
+def check_no_grad(what: str, *tensors: torch.Tensor | None) -> None:
+    """Refuse a call that records no gradient where one is wanted: kernels would lose it silently.
+
+    Raises:
+        ValueError: gradients are recorded and one of the tensors requires one.
+    """
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                raise ValueError(
+                    f"{what} is for calls without gradients; a tensor of shape {list(tensor.shape)} requires one"
+                )
+
+
+def check_first_order(name: str) -> None:
+    """Refuse a backward that itself is to be differentiated; call it first in every backward that kernels compute.
+
+    Raises:
+        RuntimeError: the backward runs with create_graph=True.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(f"{name} has no second derivative: its backward cannot run with create_graph=True")
+
+
+def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the addresses of two dense tensors overlap; False while torch.compile traces, whose tensors have none."""
+    if torch.compiler.is_compiling():
+        return False
+    start, other = a.data_ptr(), b.data_ptr()
+    return start < other + b.nbytes and other < start + a.nbytes
 
 
 def check_offsets(offsets: torch.Tensor, groups: int, device: torch.device) -> torch.Tensor:

@@ -45,11 +45,17 @@ def peer_table(tensors: Sequence[torch.Tensor], device: torch.device | None = No
         device: where kernels run; default: the first buffer's.
 
     Raises:
-        ValueError: no buffer, shapes or dtypes differ, not contiguous, or an address not aligned to 16 bytes.
+        TypeError: something that is no tensor.
+        ValueError: no buffer, shapes or dtypes differ, not contiguous, an address not aligned to 16 bytes, a device
+            without addresses (meta) or of another type than the kernels' device.
     """
     if not tensors:
         raise ValueError("peer_table needs at least one buffer; got none")
+    for rank, tensor in enumerate(tensors):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"the buffer of rank {rank} must be a torch.Tensor; got {type(tensor).__name__}")
     first = tensors[0]
+    device = device or first.device
     if first.dim() != 2:
         raise ValueError(f"peer buffers must have shape [C, D]; got {list(first.shape)}")
     for rank, tensor in enumerate(tensors):
@@ -58,11 +64,15 @@ def peer_table(tensors: Sequence[torch.Tensor], device: torch.device | None = No
                 f"peer buffers must agree: rank 0 has {list(first.shape)} {first.dtype}, "
                 f"rank {rank} has {list(tensor.shape)} {tensor.dtype}"
             )
+        if tensor.device.type != device.type or device.type == "meta":
+            raise ValueError(
+                f"the buffer of rank {rank} must be memory that kernels on {device} can address; got {tensor.device}"
+            )
         if not tensor.is_contiguous():
             raise ValueError(f"the buffer of rank {rank} must be contiguous; got strides {tuple(tensor.stride())}")
         if tensor.data_ptr() % 16:
             raise ValueError(
                 f"the buffer of rank {rank} must be aligned to 16 bytes; its address ends in {tensor.data_ptr() % 16}"
             )
-    ptrs = torch.tensor([t.data_ptr() for t in tensors], dtype=torch.int64, device=device or first.device)
+    ptrs = torch.tensor([t.data_ptr() for t in tensors], dtype=torch.int64, device=device)
     return PeerTable(tuple(t.detach() for t in tensors), ptrs)

@@ -254,7 +254,7 @@ def test_bad_arguments_are_named(device):
         mxfp8.prepare(x, fw, ends, None)
     with pytest.raises(ValueError, match=r"weight must have shape \[any, any, any\]; got \[32, 64\]"):
         mxfp8.QuantizedWeight(w[0])
-    with pytest.raises(ValueError, match=r"width of h must be a multiple of 64 .*; got 65"):
+    with pytest.raises(ValueError, match=r"width of h must be a positive multiple of 64 .*; got 65"):
         mxfp8.swiglu_quantize(torch.zeros(2, 65, device=device))
     for wide in (torch.zeros(1, device=device), torch.zeros(2, dtype=torch.int32, device=device)):
         for call in (lambda w: mxfp8.quantize(x, wide=w), lambda w: mxfp8.fold(a, wide=w)):

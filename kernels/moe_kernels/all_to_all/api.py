@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from moe_kernels._launch import check_first_order
+
 
 @dataclass(frozen=True)
 class HostSplits:
@@ -103,6 +105,7 @@ class _AllToAllRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
+        check_first_order("all_to_all_rows")
         return _exchange(grads[0], ctx.splits, ctx.group, not ctx.reverse), None, None, None
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from moe_kernels._launch import check_tensor
 from moe_kernels.all_to_all import SplitExchange, all_to_all_rows, expert_order, permute_rows
 from moe_kernels.block.config import PATHS, BlockConfig
 from moe_kernels.block.local import grouped_experts, permute, unpermute
@@ -64,6 +65,8 @@ class RoutedBlock(nn.Module):
             raise ValueError(f"path must be one of {', '.join(PATHS)}; got {path!r}")
         if path == "rowwise" and transport is None:
             raise ValueError("path 'rowwise' needs a transport, got None")
+        if transport is not None and not isinstance(transport, Transport):
+            raise TypeError(f"transport must be a Transport or None; got {type(transport).__name__}")
         if path != "rowwise" and (transport is not None or pool is not None):
             raise ValueError(f"path {path!r} takes no transport and no pool")
         self.config, self.path, self.index, self.impl, self.gemm = config, path, index, impl, grouped_gemm
@@ -129,8 +132,10 @@ class RoutedBlock(nn.Module):
         """Run the block on x [n * T, D] of the n hosted ranks. Microbatches in flight need different numbers.
 
         Raises:
-            ValueError: shape, or rows that do not split evenly over the hosted ranks.
+            TypeError: no tensor, or not of the weights' dtype.
+            ValueError: shape, device, or rows that do not split evenly over the hosted ranks.
         """
+        check_tensor("x", x)
         if x.dim() != 2 or x.shape[1] != self.config.width:
             raise ValueError(f"x: [tokens, {self.config.width}] expected, got {tuple(x.shape)}")
         if x.shape[0] % len(self.hosted):
@@ -143,6 +148,9 @@ class RoutedBlock(nn.Module):
         """Run the block on one [T, D] per hosted rank; T must be equal on all ranks of the rowwise path."""
         if len(x_TD) != len(self.hosted):
             raise ValueError(f"inputs of {len(self.hosted)} hosted ranks expected, got {len(x_TD)}")
+        dtypes, device = (self.up_gate.dtype,), self.up_gate.device
+        for x in x_TD:
+            check_tensor("x", x, shape=(None, self.config.width), dtypes=dtypes, device=device)
         side = SideStream(x_TD[0].device) if self.config.has_shared else None
         if self.path == "rowwise":
             return self._rowwise(x_TD, microbatch, side)
@@ -212,10 +220,13 @@ class RoutedBlock(nn.Module):
             expert_load = routed.counts
         else:
             pending = self.exchange.start(routed.counts)
-            rows = permute(x, route, self.impl)
-            if side is not None and before:
-                shared = self._shared(x)
-            splits = pending.wait()
+            try:
+                rows = permute(x, route, self.impl)
+                if side is not None and before:
+                    shared = self._shared(x)
+            finally:
+                # After an error too: the exchange could not be started again.
+                splits = pending.wait()
             received = all_to_all_rows(rows[: sum(splits.send)], splits, self.exchange.group)
             if side is not None and not before:
                 shared = side.run(self._shared, x)
@@ -250,9 +261,18 @@ class RoutedBlock(nn.Module):
             lease = self.pool.held_lease(self.index, microbatch)
         else:
             lease = self.pool.lease(self.index, microbatch, capacity)
-        keep = torch.is_grad_enabled() and (x_TD[0].requires_grad or self.up_gate.requires_grad)
+        weights = [r.weights for r in routed]
+        # Whatever makes autograd call the node's backward; the router alone may be trained, for one.
+        inputs = (self.up_gate, self.down, *x_TD, *weights)
+        keep = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
         plan = RowwisePlan(self.transport, self.pool, lease, capacity, maps, self.impl, self.gemm, keep)
-        outs = rowwise_experts(plan, self.up_gate, self.down, x_TD, [r.weights for r in routed])
+        try:
+            outs = rowwise_experts(plan, self.up_gate, self.down, x_TD, weights)
+        except BaseException:
+            # No backward will come for it. A recomputation's lease is that of the backward that asked for it.
+            if lease.active and not self._recomputing:
+                self.pool.release(lease)
+            raise
         self._record(microbatch, routed, maps, None, capacity)
         return [self._joined(out, s, side) for out, s in zip(outs, shared)]
 

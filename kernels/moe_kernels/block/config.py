@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moe_kernels._launch import check_int
+from moe_kernels.route_map import capacity_rows
+
 PATHS = ("no_ep", "synchronized", "rowwise")
 SHARED_MODES = ("stream", "before_wait", "none")
 ROUTER_MODES = ("learned", "random", "uniform")
@@ -15,6 +18,7 @@ class BlockConfig:
     """Sizes and routing rules of one routed block, equal on all ranks.
 
     Raises:
+        TypeError: a size is no integer, or the capacity factor is no number.
         ValueError: a size or choice is out of range; the message names it.
     """
 
@@ -37,6 +41,8 @@ class BlockConfig:
     """Tokens per sequence, for the load-balancing loss per instance."""
 
     def __post_init__(self) -> None:
+        for name in ("width", "expert_width", "num_experts", "top_k", "shared_width"):
+            check_int(name, getattr(self, name))
         for name in ("width", "expert_width", "num_experts", "top_k"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -44,8 +50,11 @@ class BlockConfig:
             raise ValueError(f"top_k ({self.top_k}) must not exceed num_experts ({self.num_experts})")
         if self.shared_width < 0:
             raise ValueError(f"shared_width must be 0 or more, got {self.shared_width}")
-        if not self.capacity_factor > 0:
-            raise ValueError(f"capacity_factor must be positive, got {self.capacity_factor}")
+        capacity_rows(1, self.top_k, self.capacity_factor)
+        if self.sequence_length is not None:
+            check_int("sequence_length", self.sequence_length)
+            if self.sequence_length < 1:
+                raise ValueError(f"sequence_length must be at least 1 or None, got {self.sequence_length}")
         for name, choices in (
             ("shared_mode", SHARED_MODES),
             ("gating", GATINGS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from moe_kernels._launch import check_first_order
 from moe_kernels.combine import combine, combine_backward
 from moe_kernels.dispatch import dispatch
 from moe_kernels.grouped_gemm import grouped_linear
@@ -28,6 +29,7 @@ class _Permute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
+        check_first_order("the permutation of a routed block")
         route = ctx.route
         d_x = combine(_table(grads[0].contiguous()), route.dst_rank, route.dst_row, None, impl=ctx.impl)
         return d_x, None, None
@@ -42,6 +44,7 @@ class _Unpermute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
+        check_first_order("the permutation of a routed block")
         rows, weights = ctx.saved_tensors
         route = ctx.route
         d_rows = torch.empty_like(rows)

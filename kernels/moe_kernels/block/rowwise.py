@@ -102,11 +102,23 @@ class _RowwiseExperts(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
         plan: RowwisePlan = ctx.plan
-        lease, transport, ranks = plan.lease, plan.transport, len(plan.maps)
+        lease = plan.lease
         if not lease.active:
             raise RuntimeError(
                 f"block {lease.key[0]!r}, microbatch {lease.key[1]!r}: backward ran before, its buffers are given back"
             )
+        try:
+            return _RowwiseExperts._gradients(ctx, *grads)
+        finally:
+            # After an error too: what the buffers held is partly overwritten, no second backward could use it. The next
+            # writer of these buffers is ordered after every peer's reads by the next count exchange.
+            if lease.active:
+                plan.pool.release(lease)
+
+    @staticmethod
+    def _gradients(ctx, *grads):
+        plan: RowwisePlan = ctx.plan
+        lease, transport, ranks = plan.lease, plan.transport, len(plan.maps)
         up_gate, down, *saved = ctx.saved_tensors
         weights_TK, hidden, activated = saved[:ranks], saved[ranks : 2 * ranks], saved[2 * ranks :]
         local = up_gate.shape[0] // ranks
@@ -132,6 +144,4 @@ class _RowwiseExperts(torch.autograd.Function):
             _into(rows, grouped_gemm, d_h, up_gate[mine].transpose(1, 2), route.offsets, plan.gemm)
         transport.barrier()
         d_x = [combine(lease.rows, route.dst_rank, route.dst_row, None, impl=plan.impl) for route in plan.maps]
-        # The next writer of these buffers is ordered after every peer's reads by the next count exchange.
-        plan.pool.release(lease)
         return None, d_up_gate, d_down, *d_x, *d_weights

@@ -22,8 +22,11 @@ def shared_expert(
 class SideStream:
     """A fork of the current stream and its join; on the CPU everything stays in order.
 
-    Memory needs no record_stream: what the side stream reads outlives the join, and what it allocates is only reused
-    by side-stream work, which starts after the current stream at the next fork.
+    Memory needs no record_stream. Forward: what the side stream reads lives until the join; what it allocates is reused
+    by side-stream work alone, which starts behind the caller's stream at the next fork, hence behind the sum that read
+    it. Backward: autograd runs these nodes on the side stream again and lets the caller's stream wait for it where
+    their gradients meet those of the other paths. Both hold for one calling stream a device: streams that call blocks
+    by turns must wait for each other in between.
 
     torch.compile never sees the streams: Dynamo of torch 2.11 ends the process (segmentation fault) where a graph that
     used a stream breaks, which a routed block's graph does.

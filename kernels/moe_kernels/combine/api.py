@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from moe_kernels._launch import check_tensor, resolve_impl
-from moe_kernels.dispatch.api import check_maps, check_peers
+from moe_kernels._launch import check_no_grad, check_tensor, resolve_impl
+from moe_kernels.dispatch.api import FLOATS, check_maps, check_peers, check_table
 from moe_kernels.peers import PeerTable
 
 
@@ -21,27 +21,31 @@ def combine(
     """Return [T, D]: for each token the sum over k, in k order, of weight times row; FP32 accumulation, one rounding.
 
     Dropped routes (-1) add 0 whatever their weight; a token whose routes all drop gives 0. Without weights this is the
-    gradient of dispatch. A barrier must stand between the peers' last write and this call.
+    gradient of dispatch. A barrier must stand between the peers' last write and this call. It records no gradient:
+    `combine_backward` is there for an autograd node to call.
 
     Args:
         peers: buffers [C, D].
         dst_rank, dst_row: int32 [T, K] of `route_map`.
         weights: FP32 [T, K], or None for weight 1.
-        out: [T, D] of the buffers' dtype, contiguous, to write into.
+        out: [T, D] of the buffers' dtype, contiguous, to write into; memory of its own.
         impl: `triton` (default on CUDA) or `reference` (default on the CPU).
 
     Raises:
         ValueError, TypeError: a shape, dtype, device or layout is wrong; the message says which.
     """
-    device = dst_row.device
+    check_table("peers", peers)
     check_tensor("dst_row", dst_row, shape=(None, None))
+    device = dst_row.device
     tokens = dst_row.shape[0]
     check_maps(dst_rank, dst_row, tokens, device)
     check_peers("peers", peers, peers.dtype, peers.width, device)
     if weights is not None:
-        check_tensor("weights", weights, shape=tuple(dst_row.shape), device=device, contiguous=True)
+        shape = tuple(dst_row.shape)
+        check_tensor("weights", weights, shape=shape, dtypes=FLOATS, device=device, contiguous=True)
     if out is not None:
         check_tensor("out", out, shape=(tokens, peers.width), dtypes=(peers.dtype,), device=device, contiguous=True)
+    check_no_grad("combine", weights, out)
     if resolve_impl(impl, device, ("triton", "reference")) == "reference":
         from moe_kernels.combine import reference
 
@@ -77,11 +81,13 @@ def combine_backward(
     Raises:
         ValueError, TypeError: a shape, dtype, device or layout is wrong; the message says which.
     """
+    check_table("peers", peers)
     check_tensor("grad", grad, shape=(None, peers.width), dtypes=(peers.dtype,), contiguous=True)
     check_maps(dst_rank, dst_row, grad.shape[0], grad.device)
     check_peers("peers", peers, grad.dtype, grad.shape[1], grad.device)
     check_peers("grad_peers", grad_peers, grad.dtype, grad.shape[1], grad.device)
-    check_tensor("weights", weights, shape=tuple(dst_row.shape), device=grad.device, contiguous=True)
+    shape = tuple(dst_row.shape)
+    check_tensor("weights", weights, shape=shape, dtypes=FLOATS, device=grad.device, contiguous=True)
     if resolve_impl(impl, grad.device, ("triton", "reference")) == "reference":
         from moe_kernels.combine import reference
 

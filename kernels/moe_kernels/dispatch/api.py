@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from moe_kernels._launch import check_tensor, resolve_impl
+from moe_kernels._launch import check_no_grad, check_tensor, resolve_impl
 from moe_kernels.peers import PeerTable
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -16,8 +16,17 @@ def check_maps(dst_rank: torch.Tensor, dst_row: torch.Tensor, tokens: int, devic
     check_tensor("dst_row", dst_row, shape=tuple(dst_rank.shape), dtypes=(torch.int32,), device=device, contiguous=True)
 
 
+def check_table(name: str, peers: PeerTable) -> None:
+    """Check that a table of buffers is one, and that its rows are of a float dtype."""
+    if not isinstance(peers, PeerTable):
+        raise TypeError(f"{name} must be a PeerTable; got {type(peers).__name__}")
+    if peers.dtype not in FLOATS:
+        raise TypeError(f"{name} must hold rows of dtype {' or '.join(map(str, FLOATS))}; got {peers.dtype}")
+
+
 def check_peers(name: str, peers: PeerTable, dtype: torch.dtype, width: int, device: torch.device) -> None:
     """Check a table of buffers against the rows' dtype, width and device."""
+    check_table(name, peers)
     if peers.dtype is not dtype or peers.width != width:
         raise ValueError(f"{name} must hold rows of {width} {dtype}; got {peers.width} {peers.dtype}")
     if peers.ptrs.device != device:
@@ -36,7 +45,8 @@ def dispatch(
     """Write row x[t] to row dst_row[t, k] of rank dst_rank[t, k]'s buffer, for every route that is not -1.
 
     Rows that no route names stay as they are. Peers may read only after a barrier. Without weights rows
-    move bit for bit; with `weights` each row is multiplied in FP32 and rounded once.
+    move bit for bit; with `weights` each row is multiplied in FP32 and rounded once. No gradient is
+    recorded: without weights it is the `combine` of the rows' gradients.
 
     Args:
         x: [T, D], contiguous; rows of 16-byte multiples move fastest.
@@ -52,7 +62,9 @@ def dispatch(
     check_maps(dst_rank, dst_row, x.shape[0], x.device)
     check_peers("peers", peers, x.dtype, x.shape[1], x.device)
     if weights is not None:
-        check_tensor("weights", weights, shape=tuple(dst_rank.shape), device=x.device, contiguous=True)
+        shape = tuple(dst_rank.shape)
+        check_tensor("weights", weights, shape=shape, dtypes=FLOATS, device=x.device, contiguous=True)
+    check_no_grad("dispatch", x, weights)
     if resolve_impl(impl, x.device, ("triton", "reference")) == "reference":
         from moe_kernels.dispatch import reference
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 
 from moe_kernels import _compat
-from moe_kernels._launch import check_offsets, check_tensor, resolve_impl
+from moe_kernels._launch import (
+    check_first_order,
+    check_no_grad,
+    check_offsets,
+    check_tensor,
+    resolve_impl,
+    share_memory,
+)
 
 IMPLS = ("triton", "torch", "host_loop", "reference")
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -28,7 +35,7 @@ def grouped_gemm(
         a: [M, K], contiguous rows.
         b: [L, K, N]; either of the last two strides is 1, so a transposed view needs no copy.
         offsets: int32 [L] on a's device, inclusive, non-decreasing. Values are clamped to [0, M], never trusted.
-        out: [M, N] of a's dtype to write into, rows contiguous.
+        out: [M, N] of a's dtype to write into, rows contiguous; memory of its own.
         impl: `triton` (default on CUDA), `torch` (its device-scheduled kernel; raises where it would fall back to a
             host loop), `host_loop` (bad example: one `.item()` per expert), `reference` (default on the CPU).
 
@@ -37,6 +44,7 @@ def grouped_gemm(
         RuntimeError: impl='torch' where torch would read the offsets on the host.
     """
     impl = _check(a, offsets, impl)
+    check_no_grad("grouped_gemm", a, b, out)
     check_tensor("b", b, shape=(offsets.shape[0], a.shape[1], None), dtypes=(a.dtype,), device=a.device)
     if 1 not in b.stride()[1:] and min(b.shape) > 1:
         raise ValueError(f"b: one of its last two strides must be 1; got strides {tuple(b.stride())}")
@@ -44,9 +52,9 @@ def grouped_gemm(
         if impl == "torch":
             return _torch(a, b, offsets)
         out = a.new_empty(a.shape[0], b.shape[2])
-    elif out.numel() and out.data_ptr() in (a.data_ptr(), b.data_ptr()):
-        raise ValueError("out: expected memory of its own, got that of an input, which other tiles still read")
-    check_tensor("out", out, shape=(a.shape[0], b.shape[2]), dtypes=(a.dtype,), device=a.device, contiguous=True)
+    else:
+        check_tensor("out", out, shape=(a.shape[0], b.shape[2]), dtypes=(a.dtype,), device=a.device, contiguous=True)
+        _check_own(out, a, b)
     if impl == "torch":
         raise ValueError("impl='torch' cannot write into out=; use impl='triton'")
     return _backend(impl).grouped_gemm(a, b, offsets, out)
@@ -66,17 +74,20 @@ def grouped_gemm_wgrad(
         a: [M, K], the forward's rows.
         grad: [M, N], gradient of its result.
         offsets: int32 [L] on the device.
-        out: [L, K, N] of a's dtype to write into, contiguous.
+        out: [L, K, N] of a's dtype to write into, contiguous; memory of its own.
         impl: as for `grouped_gemm`.
     """
     impl = _check(a, offsets, impl)
+    check_no_grad("grouped_gemm_wgrad", a, grad, out)
     check_tensor("grad", grad, shape=(a.shape[0], None), dtypes=(a.dtype,), device=a.device, contiguous=True)
     if out is None:
         if impl == "torch":
             return _torch(a.t(), grad, offsets)
         out = a.new_empty(offsets.shape[0], a.shape[1], grad.shape[1])
-    shape = (offsets.shape[0], a.shape[1], grad.shape[1])
-    check_tensor("out", out, shape=shape, dtypes=(a.dtype,), device=a.device, contiguous=True)
+    else:
+        shape = (offsets.shape[0], a.shape[1], grad.shape[1])
+        check_tensor("out", out, shape=shape, dtypes=(a.dtype,), device=a.device, contiguous=True)
+        _check_own(out, a, grad)
     if impl == "torch":
         raise ValueError("impl='torch' cannot write into out=; use impl='triton'")
     return _backend(impl).grouped_gemm_wgrad(a, grad, offsets, out)
@@ -92,6 +103,12 @@ def _check(a: torch.Tensor, offsets: torch.Tensor, impl: str | None) -> str:
     check_tensor("offsets", offsets, shape=(None,))
     check_offsets(offsets, offsets.shape[0], a.device)
     return resolve_impl(impl, a.device, IMPLS)
+
+
+def _check_own(out: torch.Tensor, *inputs: torch.Tensor) -> None:
+    for tensor in inputs:
+        if share_memory(out, tensor):
+            raise ValueError("out: expected memory of its own, got that of an input, which other tiles still read")
 
 
 def _torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -122,6 +139,7 @@ class _GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
+        check_first_order("grouped_linear")
         a, b, offsets = ctx.saved_tensors
         grad = grads[0].contiguous()
         d_b = grouped_gemm_wgrad(a, grad, offsets, impl=ctx.impl) if ctx.needs_input_grad[1] else None

@@ -10,12 +10,20 @@ from typing import Any
 
 import torch
 
-from moe_kernels._launch import check_offsets, check_tensor, compile_safe, on_device
+from moe_kernels._launch import (
+    check_no_grad,
+    check_offsets,
+    check_tensor,
+    compile_safe,
+    on_device,
+    share_memory,
+)
 from moe_kernels.mxfp8 import reference
 from moe_kernels.mxfp8.rows import (
     BLOCK,
     E4M3,
     FLOATS,
+    INDEX_LIMIT,
     MX,
     Folded,
     check_aligned,
@@ -124,7 +132,7 @@ def grouped_gemm(
     overlap: bool | None = None,
     variant: int | None = None,
 ) -> torch.Tensor:
-    """Return a @ w[e]^T for the rows of every group, [M, N].
+    """Return a @ w[e]^T for the rows of every group, [M, N]; no gradient is recorded (see `grouped_linear`).
 
     What runs follows from the operands: folded `w` takes the FP8 tensor cores (a folded; canonical or BF16 `a` is
     folded or quantised first, inside the same launch while groups are small); canonical `w` with canonical `a` is the
@@ -166,7 +174,7 @@ def grouped_gemm(
     rceil = is_rceil(rounding)
     if overlap is not None and not isinstance(overlap, bool):
         raise TypeError(f"overlap must be True, False or None; got {overlap!r}")
-    if variant is not None and not isinstance(variant, int):
+    if variant is not None and (not isinstance(variant, int) or isinstance(variant, bool)):
         raise TypeError(f"variant must be an int or None; got {variant!r}")
     raw = isinstance(a, torch.Tensor)
     if not raw and not isinstance(a, (MX, Folded)):
@@ -203,12 +211,17 @@ def grouped_gemm(
         )
     if not folded and not isinstance(a, MX):
         raise TypeError(f"canonical w needs canonical a (exact mode); got a as {type(a).__name__}")
+    if max(M, E * N) > INDEX_LIMIT:
+        raise ValueError(f"a and w must have at most {INDEX_LIMIT} rows (M and E * N); got {M} and {E * N}")
     if out is None:
+        if out_dtype not in FLOATS:
+            raise TypeError(f"out_dtype must be {' or '.join(map(str, FLOATS))}; got {out_dtype!r}")
         out = torch.empty(M, N, dtype=out_dtype, device=device)
     else:
-        check_tensor("out", out, shape=(M, N), dtypes=(torch.bfloat16, torch.float32), device=device, contiguous=True)
-        if _overlap(out, rows) or _overlap(out, w.payload):
+        check_tensor("out", out, shape=(M, N), dtypes=FLOATS, device=device, contiguous=True)
+        if share_memory(out, rows) or share_memory(out, w.payload):
             raise ValueError("out must not share memory with an input")
+    check_no_grad("mxfp8.grouped_gemm", rows, out)
     impl = pick_impl(impl, device)
     if not folded:
         _gemm(rows, a[1], w[0], w[1], ends, out, 0, "triton" if impl == "cuda" else impl, 0, 0)
@@ -302,13 +315,6 @@ def _keep_plan(key: Any, a, w, ends, out, scratch, source: int, chosen: int, fla
     _PLANS[key] = plan, out.get_device()
 
 
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if torch.compiler.is_compiling():  # what the compiler traces has no address
-        return False
-    start, other = a.data_ptr(), b.data_ptr()
-    return start < other + b.nbytes and other < start + a.nbytes
-
-
 def prepare(
     a: Folded | torch.Tensor,
     w: Folded,
@@ -353,7 +359,7 @@ def _fold_rows(
     payload, scale = new_rows(rows.shape[0], rows.shape[1], "folded", rows.device, scratch)
     if scratch is not None:
         check_aligned("scratch payload", payload)
-        if _overlap(out, payload) or _overlap(rows, payload):
+        if share_memory(out, payload) or share_memory(rows, payload):
             raise ValueError("scratch must not share memory with out or a")
     run_rows(
         rows,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from moe_kernels import _compat
-from moe_kernels._launch import check_tensor
+from moe_kernels._launch import check_first_order, check_tensor
 from moe_kernels.mxfp8 import reference
 from moe_kernels.mxfp8.api import grouped_gemm
 from moe_kernels.mxfp8.rows import FLOATS, MX, Folded, quantize
@@ -49,6 +49,7 @@ class _GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any):
+        check_first_order("the MXFP8 grouped_linear")
         x, ends = ctx.saved_tensors
         grad = grads[0].contiguous()
         grad_x = _product(grad, ctx.cache.transposed, ends, ctx.rounding, ctx.impl) if ctx.needs_input_grad[0] else None

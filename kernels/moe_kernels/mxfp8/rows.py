@@ -22,6 +22,8 @@ BLOCK = reference.BLOCK
 E4M3 = torch.float8_e4m3fn
 IMPLS = ("cuda", "triton", "reference")
 FLOATS = (torch.bfloat16, torch.float32)
+INDEX_LIMIT = 2**31 - 256
+"""Most rows of a matrix: they are int32 in the kernels, and so is a tile's last row past the end."""
 _TARGETS = {"canonical": 0, "folded": 1, "row": 2}
 
 
@@ -66,8 +68,8 @@ def stream_of(device: torch.device) -> int:
 
 
 def check_width(name: str, width: int) -> None:
-    if width % BLOCK:
-        raise ValueError(f"the last dimension of {name} must be a multiple of {BLOCK}; got {width}")
+    if width % BLOCK or not width:
+        raise ValueError(f"the last dimension of {name} must be a positive multiple of {BLOCK}; got {width}")
 
 
 def check_aligned(name: str, tensor: torch.Tensor) -> None:
@@ -166,9 +168,13 @@ def _target_code(target: str) -> int:
 
 def new_rows(rows: int, width: int, target: str, device: torch.device, out: tuple[torch.Tensor, torch.Tensor] | None):
     _target_code(target)
+    if rows > INDEX_LIMIT:
+        raise ValueError(f"at most {INDEX_LIMIT} rows can be converted in a call; got {rows}")
     shape = (rows, width // BLOCK) if target == "canonical" else (rows,)
     if out is None:
         return torch.empty(rows, width, dtype=E4M3, device=device), torch.empty(shape, dtype=torch.uint8, device=device)
+    if not isinstance(out, tuple) or len(out) != 2:
+        raise TypeError(f"out must be a pair (payload, scales) or None; got {type(out).__name__}")
     check_tensor("out payload", out[0], shape=(rows, width), dtypes=(E4M3,), device=device, contiguous=True)
     check_tensor("out scales", out[1], shape=shape, dtypes=(torch.uint8,), device=device, contiguous=True)
     return out
@@ -261,6 +267,8 @@ def fold(
     exact: `wide` (int32 [1], added to) counts the rows whose spread exceeds 8; `grouped_gemm` of canonical operands
         is exact.
     """
+    if not isinstance(mx, MX):
+        raise TypeError(f"fold takes MX; got {type(mx).__name__}")
     check_tensor("payload", mx.payload, shape=(None, None), dtypes=(E4M3,), contiguous=True)
     M, K = mx.payload.shape
     check_width("payload", K)
@@ -327,8 +335,8 @@ def swiglu_quantize(
     """Return quantize(silu(gate) * up) in one pass. h: [M, 2F] BF16 or FP32, gate first; the product is rounded to
     BF16 in between."""
     check_tensor("h", h, shape=(None, None), dtypes=FLOATS, contiguous=True)
-    if h.shape[1] % (2 * BLOCK):
-        raise ValueError(f"the width of h must be a multiple of {2 * BLOCK} (gate and up); got {h.shape[1]}")
+    if h.shape[1] % (2 * BLOCK) or not h.shape[1]:
+        raise ValueError(f"the width of h must be a positive multiple of {2 * BLOCK} (gate and up); got {h.shape[1]}")
     F = h.shape[1] // 2
     check_wide(wide, h.device)
     payload, scales = new_rows(h.shape[0], F, target, h.device, out)
@@ -362,6 +370,8 @@ def dispatch_quantize(
     check_width("x", x.shape[1])
     code, rceil = _target_code(target), is_rceil(rounding)
     check_tensor("rank", rank, shape=(x.shape[0], None), dtypes=(torch.int32,), device=x.device, contiguous=True)
+    if rank.numel() > INDEX_LIMIT:
+        raise ValueError(f"rank must have at most {INDEX_LIMIT} copies; got {rank.numel()}")
     check_tensor("row", row, shape=rank.shape, dtypes=(torch.int32,), device=x.device, contiguous=True)
     for name, peers in (("peer_payload", peer_payload), ("peer_scales", peer_scales)):
         check_tensor(name, peers, shape=peer_payload.shape, dtypes=(torch.int64,), device=x.device, contiguous=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from moe_kernels._launch import check_tensor, resolve_impl
+from moe_kernels._launch import check_int, check_tensor, resolve_impl
 
 INDEX_LIMIT = 2**31 - 1
 
@@ -51,8 +51,13 @@ def capacity_rows(tokens: int, top_k: int, capacity_factor: float) -> int:
     """Return C = max(1, ceil(capacity_factor * T * K)), from shapes that the host knows. Source: Section 8.5, Table 14.
 
     Raises:
+        TypeError: counts that are no integers, or a factor that is no number.
         ValueError: a negative token count, top_k below 1, or a factor that is not positive and finite.
     """
+    check_int("tokens", tokens)
+    check_int("top_k", top_k)
+    if isinstance(capacity_factor, bool) or not isinstance(capacity_factor, (int, float)):
+        raise TypeError(f"capacity_factor must be a number; got {capacity_factor!r} ({type(capacity_factor).__name__})")
     if tokens < 0 or top_k < 1 or not (capacity_factor > 0 and math.isfinite(capacity_factor)):
         raise ValueError(f"need tokens >= 0, top_k >= 1, capacity_factor > 0; got {tokens}, {top_k}, {capacity_factor}")
     return max(1, math.ceil(capacity_factor * tokens * top_k))
@@ -86,9 +91,7 @@ def route_map(
     if ranks < 1 or counts.shape[1] < 1 or counts.shape[1] % ranks:
         raise ValueError(f"counts: E must be a positive multiple of R; got R = {ranks}, E = {counts.shape[1]}")
     for name, value in (("rank", rank), ("capacity", capacity)):
-        # bool is an int to Python, and a float rank or capacity would reach the kernels as another type.
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f"{name} must be an int; got {value!r} ({type(value).__name__})")
+        check_int(name, value)
     if not 0 <= rank < ranks:
         raise ValueError(f"rank must be 0 to R - 1 = {ranks - 1}; got {rank}")
     if not 1 <= capacity <= INDEX_LIMIT:

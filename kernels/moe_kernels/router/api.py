@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from moe_kernels._launch import check_tensor, resolve_impl
+from moe_kernels._launch import check_int, check_tensor, resolve_impl
 from moe_kernels.router import logits as fp32_logits
 
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+GROUP_LIMIT = 65535
 GATINGS = ("softmax", "sigmoid")
 MODES = ("learned", "random", "uniform")
 GRANULARITIES = ("batch", "instance")
@@ -80,8 +82,8 @@ def router(
     Raises:
         ValueError, TypeError: a shape, dtype, device or name is wrong; the message says which.
     """
-    check_tensor("x", x, shape=(None, None))
-    check_tensor("weight", weight, shape=(None, x.shape[1]), device=x.device)
+    check_tensor("x", x, shape=(None, None), dtypes=FLOATS)
+    check_tensor("weight", weight, shape=(None, x.shape[1]), dtypes=FLOATS, device=x.device)
     return route_logits(
         router_logits(x, weight),
         top_k,
@@ -119,10 +121,11 @@ def route_logits(
     ):
         if value not in allowed:
             raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
-    if not isinstance(top_k, int) or isinstance(top_k, bool):
-        raise TypeError(f"top_k must be an int; got {top_k!r} ({type(top_k).__name__})")
+    check_int("top_k", top_k)
     if not 1 <= top_k <= experts:
         raise ValueError(f"top_k must be 1 to E = {experts}; got {top_k}")
+    if sequence_length is not None:
+        check_int("sequence_length", sequence_length)
     groups = 1
     if lbl_granularity == "instance" and sequence_length is not None and tokens:
         if sequence_length < 1 or tokens % sequence_length:
@@ -139,6 +142,9 @@ def route_logits(
     impl = resolve_impl(impl, logits.device, ("triton", "reference"))
     if impl == "triton" and logits.dtype is not torch.float32:
         raise TypeError(f"impl='triton' takes float32 logits; got {logits.dtype}")
+    if impl == "triton" and groups > GROUP_LIMIT:
+        # The sequences are the second dimension of the launch grid.
+        raise ValueError(f"impl='triton' takes at most {GROUP_LIMIT} sequences a call; got {groups}")
     if impl == "reference" or tokens == 0:
         from moe_kernels.router import reference
 

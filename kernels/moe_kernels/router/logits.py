@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from moe_kernels._compat import matmul_fp32_out
+from moe_kernels._launch import check_first_order
 
 
 def pieces(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
@@ -54,6 +55,7 @@ class RouterLogits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
+        check_first_order("router_logits of BF16 rows on CUDA")
         x, weight = ctx.saved_tensors
         halves = side_by_side(grads[0])
         d_x = d_weight = None

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from moe_kernels._launch import cdiv, compile_safe, grid_size, next_power_of_two, on_device
+from moe_kernels._launch import cdiv, check_first_order, compile_safe, grid_size, next_power_of_two, on_device
 from moe_kernels._prepared import prepared
 
 TILE = 2048
@@ -368,6 +368,7 @@ class _Router(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
+        check_first_order("router")
         d_weights, _, _, d_lbl, d_z = grads
         d_logits = _backward(*ctx.saved_tensors, d_weights.contiguous(), d_lbl, d_z, *ctx.choices)
         return d_logits, None, None, None, None, None, None, None

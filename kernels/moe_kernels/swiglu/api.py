@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from moe_kernels._launch import check_tensor, resolve_impl
+from moe_kernels._launch import check_first_order, check_no_grad, check_tensor, resolve_impl
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -32,7 +32,7 @@ def swiglu(
     Args:
         h: [C, 2F], contiguous: gate, then up.
         offsets: int32 [L] on h's device, inclusive cumulative rows; only the last is read, on the device.
-        out: [C, F] of h's dtype to write into; not allowed where h needs a gradient.
+        out: [C, F] of h's dtype to write into; not allowed where h or out needs a gradient.
         impl: `triton` (default on CUDA) or `reference` (default on the CPU).
 
     Raises:
@@ -44,8 +44,7 @@ def swiglu(
         check_tensor(
             "out", out, shape=(h.shape[0], h.shape[1] // 2), dtypes=(h.dtype,), device=h.device, contiguous=True
         )
-        if torch.is_grad_enabled() and h.requires_grad:
-            raise ValueError("out= is for calls without gradients; h requires a gradient")
+        check_no_grad("out=", h, out)
         return _forward(h, offsets, out, impl)
     return _SwiGLU.apply(h, offsets, impl)
 
@@ -72,7 +71,9 @@ def swiglu_backward(
     check_tensor("grad", grad, shape=(h.shape[0], h.shape[1] // 2), dtypes=(h.dtype,), device=h.device, contiguous=True)
     if out is None:
         out = torch.empty_like(h)
-    check_tensor("out", out, shape=tuple(h.shape), dtypes=(h.dtype,), device=h.device, contiguous=True)
+    else:
+        check_tensor("out", out, shape=tuple(h.shape), dtypes=(h.dtype,), device=h.device, contiguous=True)
+    check_no_grad("swiglu_backward", h, grad, out)
     if impl == "reference":
         from moe_kernels.swiglu import reference
 
@@ -101,5 +102,6 @@ class _SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
+        check_first_order("swiglu")
         h, offsets = ctx.saved_tensors
         return swiglu_backward(h, grads[0].contiguous(), offsets, impl=ctx.impl), None, None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from moe_kernels._launch import check_int
 from moe_kernels.peers import PeerTable, peer_table
 from moe_kernels.transport.base import Transport
 
@@ -20,6 +21,7 @@ class VirtualTransport(Transport):
     name = "virtual"
 
     def __init__(self, world_size: int, device: torch.device | str) -> None:
+        check_int("world_size", world_size)
         if world_size < 1:
             raise ValueError(f"world_size must be at least 1, got {world_size}")
         self.world_size = world_size
