@@ -237,3 +237,23 @@ def test_another_database_and_a_damaged_one(tmp_path):
     path.write_bytes(content)
     with pytest.raises(TraceError, match=r"t\.sqlite"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE NVTX_EVENTS SET text = 5",
+        "UPDATE NVTX_EVENTS SET text = x'ff00'",
+        "UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET globalTid = NULL",
+        "UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET globalTid = 'x' WHERE correlationId = 1",
+    ],
+)
+def test_values_of_other_types_are_read(tmp_path, change):
+    path = export(tmp_path)
+    db = sqlite3.connect(path)
+    db.execute(change)
+    db.commit()
+    db.close()
+    trace = read(path)
+    assert len(trace.calls) == 5 and verify_trace(trace).exit_code in (1, 2)
+    assert summarise(trace)["devices"]

@@ -13,6 +13,7 @@ pl = pytest.importorskip("polars")
 
 from workbench.experiment import load  # noqa: E402
 from workbench.training.archive import natural, read_archive, rename_metrics  # noqa: E402
+from workbench.training.histories import window_median  # noqa: E402
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -407,3 +408,24 @@ def test_a_panel_of_bands_alone_is_refused(tmp_path):
     (tmp_path / "p.csv").write_text("Step,a - ce__MIN,a - ce__MAX\n1,2,3\n")
     with pytest.raises(ValueError, match="history 'p': expected a metric's own column"):
         read_archive(tmp_path / "p.csv")
+
+
+def test_a_seed_that_is_no_number_is_seed_0(tmp_path):
+    (tmp_path / "t.csv").write_text("step,ce,seed\n1,2.0,inf\n2,1.5,nan\n3,1.0,2\n")
+    assert sorted(r.seed for r in read_archive(tmp_path / "t.csv")) == [0, 2]
+
+
+def test_a_parquet_file_at_which_polars_panics_is_named(tmp_path, monkeypatch):
+    def panic(*_, **__):
+        raise pl.exceptions.PanicException("index out of bounds")
+
+    monkeypatch.setattr(pl, "read_parquet", panic)
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"'t.parquet' cannot be read as .parquet: index out of bounds"):
+        read_archive(tmp_path / "t.parquet")
+
+
+def test_a_window_over_words_is_refused():
+    table = pl.DataFrame({"step": [1, 2], "segment": ["a", "b"]})
+    with pytest.raises(ValueError, match="metric 'segment': expected numbers, got String"):
+        window_median(table, "segment", 1, 2)

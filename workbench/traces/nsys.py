@@ -219,7 +219,7 @@ class _Reader:
                 "end_ns": np.array(rows[1], np.int64),
                 "name": self._text(rows[4], "call"),
                 "kind": np.zeros(n, np.uint8),
-                "process": self._process(rows[2]),
+                "process": self._process([v if isinstance(v, int) else 0 for v in rows[2]]),
                 "thread": self._thread(rows[2]),
                 "correlation": _ints(rows[3], n),
             }
@@ -236,7 +236,7 @@ class _Reader:
             texts = list(self.names)
             for i in keep:
                 text = rows[3][i]
-                if text is None:
+                if not isinstance(text, str):
                     known = self.strings.get(rows[4][i])
                     text = texts[known] if known is not None else "range"
                 kinds.append(CPU_OP if _OPERATOR.search(text) else RANGE)

@@ -210,5 +210,5 @@ def _split(raw: pl.DataFrame, stem: str, step: str | None) -> list[tuple[str, in
 def _seed(value: Any) -> int:
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0

@@ -78,7 +78,8 @@ def read_table(path: Path) -> tuple[pl.DataFrame, list[str]]:
                 encoding="utf8-lossy",
                 glob=False,
             )
-    except (pl.exceptions.PolarsError, OSError) as error:
+    # A damaged parquet file can make polars panic, which is no Exception.
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         raise ValueError(f"history {path.name!r} cannot be read as {suffix}: {error}") from error
     return _words(raw), notes
 
@@ -279,13 +280,15 @@ def window_median(
     Returns:
         ``median, low, high, rows``; NaN where the window holds no value.
     Raises:
-        ValueError: no such metric; the message lists those that are.
+        ValueError: no such metric (the message lists those that are), or one of words.
     """
     import numpy as np
     import polars as pl
 
     if metric not in table.columns:
         raise ValueError(f"no metric {metric!r}; the history has {', '.join(c for c in table.columns if c != 'step')}")
+    if not table[metric].dtype.is_numeric():
+        raise ValueError(f"metric {metric!r}: expected numbers, got {table[metric].dtype}")
     values = table.filter(pl.col("step").is_between(first, last))[metric].drop_nulls().drop_nans().to_numpy()
     n = len(values)
     if not n:
@@ -331,12 +334,13 @@ def paired_difference(
 
 
 def smooth(values: Any, span: int) -> Any:
-    """Return the centred running median of a 1-d array over `span` points (odd; 1 leaves it as it is)."""
+    """Return the centred running median of a 1-d array over `span` points (odd), fewer at the ends."""
     import numpy as np
 
     values = np.asarray(values, dtype=float)
     half = max(0, span // 2)
     if half == 0:
         return values
-    padded = np.pad(values, half, mode="edge")
+    # Repeating the end values would make them the median there: a spike of one step.
+    padded = np.pad(values, half, constant_values=np.nan)
     return np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1)
