@@ -133,7 +133,7 @@ def test_labels_too_small_to_read_are_left_to_the_hover_text(open_page: Any, tmp
 
 
 def test_the_figure_of_a_claim_stands_beneath_it(open_page: Any, tmp_path: Path) -> None:
-    from test_contrast import one_of_each_source
+    from test_readable import one_of_each_source
 
     page_file = to_html(one_of_each_source(tmp_path / "run.ipynb"), tmp_path / "run.html")
     for width, beneath in ((390, True), (1100, False)):
