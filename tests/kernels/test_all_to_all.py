@@ -166,3 +166,20 @@ def test_bad_counts_and_rows_are_named():
         exchange.start(torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ValueError, match="5 expected from the split list, got 4"):
         all_to_all_rows(torch.zeros(4, 2), HostSplits(send=[5], receive=[5], local_experts=[5]))
+
+
+def test_an_error_while_counts_are_on_their_way_leaves_the_block_usable(monkeypatch):
+    import moe_kernels.block.api as api
+
+    block = RoutedBlock(SMALL, path="synchronized", seed=5)
+    x = torch.randn(8, 16)
+    expected = block(x)
+
+    def fails(*args):
+        raise MemoryError("no room for the rows")
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError, match="no room"):
+        patch.setattr(api, "permute", fails)
+        block(x)
+    assert not block.exchange.pending
+    assert torch.equal(block(x), expected)

@@ -347,3 +347,111 @@ def test_blocks_may_share_a_pool():
     assert pool.high_water == 2
     assert pool.high_water_by_block == {0: 1, 1: 1}
     assert_close("x", x.grad, expected_x.grad, BUDGET_OUTPUT)
+
+
+@pytest.mark.parametrize("trained", ["router_weight", "down", "shared_up_gate", "x"])
+def test_frozen_weights_leave_the_other_gradients_as_they_were(trained):
+    x, d_out = data(SMALL, 24)
+    expected = run_block(rowwise(SMALL, 2), x, d_out)
+    block = rowwise(SMALL, 2)
+    block.requires_grad_(False)
+    leaf = x.clone().requires_grad_() if trained == "x" else block.get_parameter(trained).requires_grad_()
+    out = block(leaf if trained == "x" else x)
+    out.backward(d_out)
+    assert_close(trained, leaf.grad, expected[trained], 1e-6)
+    assert [n for n, p in block.named_parameters() if p.grad is not None] == [n for n in [trained] if n != "x"]
+    assert block.pool.held == ()
+    block(x.clone().requires_grad_())
+
+
+def fails(*args, **options):
+    raise MemoryError("no room")
+
+
+@pytest.mark.parametrize("where", ["dispatch", "grouped_gemm", "swiglu", "combine", "record", "join"])
+def test_an_error_in_the_forward_gives_the_lease_back(monkeypatch, where):
+    import moe_kernels.block.rowwise as module
+
+    block = rowwise(SMALL, 2)
+    x, d_out = data(SMALL, 24)
+    expected = run_block(block, x, d_out)
+    block.zero_grad()
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        if where in ("record", "join"):
+            patch.setattr(block, {"record": "_record", "join": "_joined"}[where], fails)
+        else:
+            patch.setattr(module, where, fails)
+        block(x.clone().requires_grad_())
+    assert block.pool.held == ()
+    assert_same(run_block(block, x, d_out), expected)
+
+
+@pytest.mark.parametrize("where", ["combine_backward", "grouped_gemm_wgrad", "swiglu_backward", "combine"])
+def test_an_error_in_the_backward_gives_the_lease_back(monkeypatch, where):
+    import moe_kernels.block.rowwise as module
+
+    block = rowwise(SMALL, 2)
+    x, d_out = data(SMALL, 24)
+    expected = run_block(block, x, d_out)
+    block.zero_grad()
+    out = block(x.clone().requires_grad_())
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(module, where, fails)
+        out.backward(d_out, retain_graph=True)
+    assert block.pool.held == ()
+    with pytest.raises(RuntimeError, match="its buffers are given back"):
+        out.backward(d_out)
+    block.zero_grad()
+    assert_same(run_block(block, x, d_out), expected)
+
+
+def test_an_error_in_the_recomputation_gives_the_lease_back_once(monkeypatch):
+    import moe_kernels.block.rowwise as module
+
+    block = rowwise(SMALL, 2)
+    x, d_out = data(SMALL, 24)
+    out = checkpoint(block, x.requires_grad_(), use_reentrant=False, context_fn=block.checkpoint_contexts)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(module, "dispatch", fails)
+        out.backward(d_out)
+    assert block.pool.held == () and len(block.pool._free) == 1
+    assert not block._recomputing
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"width": 16.5}, TypeError, r"width must be an int; got 16.5 \(float\)"),
+        ({"top_k": True}, TypeError, r"top_k must be an int; got True \(bool\)"),
+        ({"num_experts": None}, TypeError, r"num_experts must be an int; got None \(NoneType\)"),
+        ({"num_experts": 0}, ValueError, "num_experts must be at least 1, got 0"),
+        ({"shared_width": 2.5}, TypeError, r"shared_width must be an int; got 2.5 \(float\)"),
+        ({"capacity_factor": None}, TypeError, r"capacity_factor must be a number; got None \(NoneType\)"),
+        ({"capacity_factor": math.inf}, ValueError, "capacity_factor > 0; got 1, 2, inf"),
+        ({"sequence_length": 0}, ValueError, "sequence_length must be at least 1 or None, got 0"),
+        ({"sequence_length": 2.0}, TypeError, r"sequence_length must be an int; got 2.0 \(float\)"),
+    ],
+)
+def test_bad_sizes_are_named(change, error, words):
+    with pytest.raises(error, match=words):
+        BlockConfig(**{"width": 16, "expert_width": 8, "num_experts": 8, "top_k": 2} | change)
+
+
+@pytest.mark.parametrize("path", ["no_ep", "rowwise"])
+def test_rows_of_another_dtype_or_device_are_named(path):
+    block = rowwise(SMALL, 1) if path == "rowwise" else RoutedBlock(SMALL)
+    for x, error, words in (
+        (torch.zeros(4, 16).bfloat16(), TypeError, r"x must have dtype torch\.float32; got torch\.bfloat16"),
+        (torch.zeros(4, 16, device="meta"), ValueError, "x must be on cpu; got meta"),
+        ([1.0], TypeError, r"x must be a torch\.Tensor; got list"),
+    ):
+        with pytest.raises(error, match=words):
+            block(x)
+    with pytest.raises(TypeError, match=r"transport must be a Transport or None; got str"):
+        RoutedBlock(SMALL, path="rowwise", transport="nvshmem")
+
+
+@pytest.mark.parametrize("world_size", [2.0, True, None])
+def test_a_number_of_ranks_that_is_no_integer_is_named(world_size):
+    with pytest.raises(TypeError, match="world_size must be an int"):
+        VirtualTransport(world_size, "cpu")

@@ -127,6 +127,22 @@ def test_reference_is_the_derivative():
 
 
 @IMPLS
+def test_nan_gradient_gives_a_dropped_route_no_gradient(impl, device):
+    maps, buffers, weights = example(device, torch.float32)
+    m, w = maps[0], weights[0]
+    dropped = m.dst_row < 0
+    mixed = dropped.any(1) & ~dropped.all(1)
+    assert mixed.any() and dropped.all(1).any()
+    grad = torch.randn(17, 40, device=device)
+    grad[dropped.any(1)] = float("nan")
+    d_weights = combine_backward(
+        grad, peer_table(buffers), m.dst_rank, m.dst_row, w, peer_table([b.clone() for b in buffers]), impl=impl
+    )
+    assert (d_weights[dropped] == 0).all()
+    assert d_weights[mixed][~dropped[mixed]].isnan().all() and not d_weights[~dropped.any(1)].isnan().any()
+
+
+@IMPLS
 def test_combine_undoes_dispatch(impl, device):
     torch.manual_seed(3)
     ids = torch.randint(0, 4, (1, 9, 1))

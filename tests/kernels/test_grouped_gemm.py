@@ -86,9 +86,10 @@ def test_weights_stored_transposed_need_no_copy(impl, device):
 
 @pytest.mark.parametrize("impl", ["reference", "triton"])
 def test_offsets_are_clamped_and_made_monotone(impl, device):
-    a, b, grad, _ = operands([10, 10, 10], 40, 24, torch.float32, device, tail=0)
-    bad = torch.tensor([12, 5, 99], dtype=torch.int32, device=device)
-    good = torch.tensor([12, 12, 30], dtype=torch.int32, device=device)
+    a, b, grad, _ = operands([200, 20, 20], 40, 24, torch.float32, device, tail=0)
+    # The second group would have -195 rows, more than a tile of any backend: its tiles must not be subtracted.
+    bad = torch.tensor([200, 5, 999], dtype=torch.int32, device=device)
+    good = torch.tensor([200, 200, 240], dtype=torch.int32, device=device)
     assert torch.equal(grouped_gemm(a, b, bad, impl=impl), grouped_gemm(a, b, good, impl=impl))
     assert torch.equal(grouped_gemm_wgrad(a, grad, bad, impl=impl), grouped_gemm_wgrad(a, grad, good, impl=impl))
 

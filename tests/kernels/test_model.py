@@ -140,3 +140,26 @@ def test_bad_sizes_are_named():
     with pytest.raises(ValueError, match="at least one microbatch"):
         model = make("no_ep")
         TrainStep(model, make_optimizer(model))([])
+
+
+def test_an_interrupted_step_leaves_no_lease_and_no_gradient(monkeypatch):
+    model = make("rowwise", 2)
+    step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    whole, expected = [batch(0), batch(1)], make("rowwise", 2)
+    calls = []
+
+    def interrupted(x, normal=model.norm.forward):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return normal(x)
+
+    # The second microbatch stops after its routed blocks: their leases are out, the first one's gradients are there.
+    monkeypatch.setattr(model.norm, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        step(whole)
+    assert model.pool.held == () and all(p.grad is None for p in model.parameters())
+    step(whole)
+    TrainStep(expected, torch.optim.SGD(expected.parameters(), lr=1.0))(whole)
+    for p, q in zip(model.parameters(), expected.parameters()):
+        assert torch.equal(p, q)

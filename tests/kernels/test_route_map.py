@@ -164,6 +164,30 @@ def test_capacity_is_a_ceiling_of_at_least_one(tokens, top_k, factor, rows):
     assert capacity_rows(tokens, top_k, factor) == routing.capacity_rows(tokens, top_k, factor) == rows
 
 
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((3.5, 2, 1.0), r"tokens must be an int; got 3.5 \(float\)"),
+        ((None, 2, 1.0), r"tokens must be an int; got None \(NoneType\)"),
+        ((8, True, 1.0), r"top_k must be an int; got True \(bool\)"),
+        ((8, 2, "1"), r"capacity_factor must be a number; got '1' \(str\)"),
+        ((8, 2, True), r"capacity_factor must be a number; got True \(bool\)"),
+    ],
+)
+def test_capacity_refuses_what_is_no_number(args, words):
+    with pytest.raises(TypeError, match=words):
+        capacity_rows(*args)
+
+
+def test_more_routes_than_int32_counts_are_refused():
+    ids = torch.zeros(1, 1, dtype=torch.int32).expand(2**28, 8)  # fake strides: 2**31 routes without their memory
+    counts = torch.zeros(1, 4, dtype=torch.int64)
+    with pytest.raises(ValueError, match="at most 2147483647 routes; got 2147483648"):
+        route_map(ids, counts, rank=0, capacity=8)
+    with pytest.raises(ValueError, match=r"capacity must be 1 to 2147483647 \(rows are int32\); got 2147483648"):
+        route_map(ids[:1], counts, rank=0, capacity=2**31)
+
+
 @pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
 def test_capacity_refuses_bad_factors(factor):
     with pytest.raises(ValueError, match="capacity_factor"):

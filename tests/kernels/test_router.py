@@ -192,6 +192,12 @@ def test_random_mode_draws_new_routes_each_call():
         ({"mode": "greedy"}, ValueError, "mode must be one of learned, random, uniform"),
         ({"lbl_granularity": "token"}, ValueError, "lbl_granularity must be one of"),
         ({"lbl_granularity": "instance", "sequence_length": 5}, ValueError, "sequence_length must divide T = 8; got 5"),
+        ({"sequence_length": 4.0}, TypeError, r"sequence_length must be an int; got 4.0 \(float\)"),
+        ({"sequence_length": True}, TypeError, r"sequence_length must be an int; got True \(bool\)"),
+        ({"top_k": True}, TypeError, r"top_k must be an int; got True \(bool\)"),
+        ({"top_k": None}, TypeError, r"top_k must be an int; got None \(NoneType\)"),
+        ({"top_k": 0}, ValueError, "top_k must be 1 to E = 4; got 0"),
+        ({"logits": torch.zeros(8, 0)}, ValueError, "top_k must be 1 to E = 0; got 2"),
         ({"noise": torch.zeros(8, 4)}, ValueError, "noise belongs to mode 'random'"),
         ({"mode": "random", "noise": torch.zeros(8, 3)}, ValueError, r"noise must have shape \[8, 4\]"),
         ({"logits": torch.zeros(8, 4).bfloat16()}, TypeError, "logits must have dtype"),
@@ -202,6 +208,25 @@ def test_errors_name_what_is_wrong(change, error, words):
     args = {"logits": torch.zeros(8, 4), "top_k": 2} | change
     with pytest.raises(error, match=words):
         route_logits(args.pop("logits"), args.pop("top_k"), **args)
+
+
+def test_more_sequences_than_a_launch_has_rows_are_refused(device):
+    logits = torch.zeros(65536, 1, device=device)
+    options = {"lbl_granularity": "instance", "sequence_length": 1}
+    with pytest.raises(ValueError, match="at most 65535 sequences a call; got 65536"):
+        route_logits(logits, 1, impl="triton", **options)
+    assert route_logits(logits, 1, impl="reference", **options).lbl.item() == 1.0
+
+
+@pytest.mark.gpu
+def test_as_many_sequences_as_a_launch_has_rows():
+    logits = torch.randn(65535, 4, device="cuda")
+    options = {"lbl_granularity": "instance", "sequence_length": 1}
+    got = route_logits(logits, 1, **options)
+    want = route_logits(logits.double(), 1, impl="reference", **options)
+    assert torch.equal(got.counts, want.counts)
+    # One FP32 rounding a sequence.
+    assert_within(got.lbl.cpu(), want.lbl.cpu(), torch.tensor(65535 * 2.0**-23).double() * want.lbl.cpu(), "lbl")
 
 
 @pytest.mark.gpu

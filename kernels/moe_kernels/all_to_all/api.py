@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from moe_kernels._launch import check_first_order
+from moe_kernels._launch import check_first_order, on_device
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,9 @@ class SplitExchange:
         for landing, source in zip(self.landing, sources):
             landing.copy_(source, non_blocking=True)
         if self.event is not None:
-            self.event.record()
+            # On the stream of the copies: another device may be the current one.
+            with on_device(counts_E):
+                self.event.record()
         self.pending = True
         return PendingSplits(received_RL, sources, self)
 

@@ -261,20 +261,20 @@ class RoutedBlock(nn.Module):
             lease = self.pool.held_lease(self.index, microbatch)
         else:
             lease = self.pool.lease(self.index, microbatch, capacity)
-        weights = [r.weights for r in routed]
-        # Whatever makes autograd call the node's backward; the router alone may be trained, for one.
-        inputs = (self.up_gate, self.down, *x_TD, *weights)
-        keep = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-        plan = RowwisePlan(self.transport, self.pool, lease, capacity, maps, self.impl, self.gemm, keep)
         try:
+            weights = [r.weights for r in routed]
+            # Whatever makes autograd call the node's backward; the router alone may be trained, for one.
+            inputs = (self.up_gate, self.down, *x_TD, *weights)
+            keep = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+            plan = RowwisePlan(self.transport, self.pool, lease, capacity, maps, self.impl, self.gemm, keep)
             outs = rowwise_experts(plan, self.up_gate, self.down, x_TD, weights)
+            self._record(microbatch, routed, maps, None, capacity)
+            return [self._joined(out, s, side) for out, s in zip(outs, shared)]
         except BaseException:
             # No backward will come for it. A recomputation's lease is that of the backward that asked for it.
             if lease.active and not self._recomputing:
                 self.pool.release(lease)
             raise
-        self._record(microbatch, routed, maps, None, capacity)
-        return [self._joined(out, s, side) for out, s in zip(outs, shared)]
 
     def _agreed_tokens(self, x_TD: Sequence[torch.Tensor]) -> int:
         assert self.transport is not None

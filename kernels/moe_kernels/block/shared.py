@@ -52,7 +52,8 @@ class SideStream:
 def _fork(side: SideStream, device: torch.device) -> None:
     side._side = _STREAMS.get(device) or _STREAMS.setdefault(device, torch.cuda.Stream(device))
     side._forked = torch.cuda.Event()
-    side._forked.record()
+    # The device's stream by name: another device may be the current one.
+    side._forked.record(torch.cuda.current_stream(device))
 
 
 @compile_boundary

@@ -50,6 +50,16 @@ class TrainStep:
         """Run one step over (tokens, targets) pairs [B, S]; return this rank's losses [M], detached, on the device."""
         if not microbatches:
             raise ValueError("a step needs at least one microbatch")
+        try:
+            return self._step(microbatches)
+        except BaseException:
+            # An interrupted notebook cell is run again: no lease and no gradient of this step may remain.
+            if self.model.pool is not None:
+                self.model.pool.release_all()
+            self.optimizer.zero_grad(set_to_none=True)
+            raise
+
+    def _step(self, microbatches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         losses = []
         scale = 1.0 / (len(microbatches) * self.ranks)
         for index, (tokens, targets) in enumerate(microbatches):
