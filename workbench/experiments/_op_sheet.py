@@ -155,15 +155,17 @@ def _by_arithmetic(row: dict[str, Any]) -> bool:
     return row["flop"] / row["dense_TFLOPs"] / 1e6 > row["bytes"] / row["copy_GBps"] / 1e3
 
 
-def draw_sheet(result: Result, title: str, target_percent: float | None = None) -> go.Figure:
-    """Draw each case's share of its floor; the dashed line is the target, the solid one the floor itself."""
+def draw_sheet(
+    result: Result, title: str, target_percent: float | None = None, limit_us: float | None = None
+) -> go.Figure:
+    """Draw each case's share of its floor, or its time where `limit_us` is claimed. Dashed: the target."""
     import plotly.graph_objects as go
 
-    from workbench.plotting import INK, SERIES, figure, on
+    from workbench.plotting import INK, SERIES, WIDE_LABELS, figure, on
 
     rows = result.table.to_dicts()
     first = rows[0]
-    fig = figure(title, height=170 + 34 * len(rows))
+    fig = figure(title, height=235 + 32 * len(rows))
     impls = list(dict.fromkeys(r["impl"] for r in rows))
     for i, impl in enumerate(impls):
         part = [r for r in rows if r["impl"] == impl]
@@ -171,7 +173,7 @@ def draw_sheet(result: Result, title: str, target_percent: float | None = None) 
             go.Bar(
                 orientation="h",
                 y=[label(r) for r in part],
-                x=[r["percent_of_floor"] for r in part],
+                x=[r["percent_of_floor" if limit_us is None else "time_us_p50"] for r in part],
                 name=impl,
                 marker_color=SERIES[i % len(SERIES)],
                 insidetextfont={"color": on(SERIES[i % len(SERIES)])},
@@ -181,21 +183,34 @@ def draw_sheet(result: Result, title: str, target_percent: float | None = None) 
                     for r in part
                 ],
                 textposition="auto",
+                insidetextanchor="start",
                 customdata=[
-                    (r["time_us_p20"], r["time_us_p80"], r["launches"], r["submit_us_p50"], r["floor_us"]) for r in part
+                    (
+                        r["time_us_p20"],
+                        r["time_us_p80"],
+                        r["launches"],
+                        r["submit_us_p50"],
+                        r["floor_us"],
+                        r["percent_of_floor"],
+                    )
+                    for r in part
                 ],
-                hovertemplate="%{y}<br>%{x:.1f} % of the floor of %{customdata[4]:.1f} us<br>p20 %{customdata[0]:.1f}, "
-                "p80 %{customdata[1]:.1f} us<br>%{customdata[2]} launches, %{customdata[3]:.0f} us to submit"
-                "<extra></extra>",
+                hovertemplate="%{y}<br>%{customdata[5]:.1f} % of the floor of %{customdata[4]:.1f} us<br>"
+                "p20 %{customdata[0]:.1f}, p80 %{customdata[1]:.1f} us<br>"
+                "%{customdata[2]} launches, %{customdata[3]:.0f} us to submit<extra></extra>",
             )
         )
-    fig.add_vline(x=100, line_color=INK, line_width=1)
+    if limit_us is None:
+        fig.add_vline(x=100, line_color=INK, line_width=1)
     if target_percent is not None:
         fig.add_vline(x=target_percent, line_color=INK, line_dash="dash", line_width=1)
+        fig.add_annotation(x=target_percent, y=1, yref="paper", text=f"{target_percent:g} %", showarrow=False,
+                           yanchor="bottom")  # fmt: skip
     fig.update_yaxes(categoryorder="array", categoryarray=[label(r) for r in rows][::-1])
+    drawn = "percent of the floor" if limit_us is None else f"device time (us), claimed: at most {limit_us:g}"
+    fig.update_layout(WIDE_LABELS | {"margin": {"t": 90, "b": 130}})
     fig.update_xaxes(
-        title=f"percent of the floor<br>(same run: copy {first['copy_GBps']:.0f} GB/s, "
-        f"BF16 {first['dense_TFLOPs']:.0f} TFLOP/s)",
+        title=f"{drawn}<br>(same run: copy {first['copy_GBps']:.0f} GB/s, BF16 {first['dense_TFLOPs']:.0f} TFLOP/s)",
         rangemode="tozero",
     )
     return fig

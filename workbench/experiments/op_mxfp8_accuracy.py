@@ -100,7 +100,7 @@ def checks(result: Result) -> list[Check]:
             Check(
                 f"{claim} adds little to the rounding of a BF16 result on ordinary inputs",
                 None if worst is None else worst < BF16_OUTPUT,
-                worst,
+                worst if worst is None else f"{worst:.2e}",
             )
         )
     hard = found.get(("adversarial", FOLDING))
@@ -109,7 +109,7 @@ def checks(result: Result) -> list[Check]:
             Check(
                 "folding fails where blocks far below the row maximum carry the result",
                 hard["error_vs_mx"] > 0.5,
-                hard["error_vs_mx"],
+                f"{hard['error_vs_mx']:.2f}",
             )
         )
         out.append(
@@ -120,7 +120,7 @@ def checks(result: Result) -> list[Check]:
             )
         )
         exact = found["adversarial", EXACT]["error_vs_mx"]
-        out.append(Check("exact mode is right there", exact < BF16_OUTPUT, exact))
+        out.append(Check("exact mode is right there", exact < BF16_OUTPUT, f"{exact:.2e}"))
     losses = final_losses(result)
     if len(losses.get("bf16", [])) > 1:
         gap = abs(statistics.fmean(losses["mxfp8"]) - statistics.fmean(losses["bf16"]))
@@ -139,15 +139,15 @@ def draw(result: Result) -> go.Figure:
     """Draw errors by mode and distribution, and the loss curves."""
     import plotly.graph_objects as go
 
-    from workbench.plotting import COLOURS, SERIES, figure
+    from workbench.plotting import COLOURS, SERIES, WIDE_LABELS, figure
 
     rows = result.table.to_dicts()
     fig = figure(
         "What MXFP8 expert products get wrong",
         rows=2,
-        height=760,
+        height=820,
         shared_xaxes=False,
-        vertical_spacing=0.26,
+        vertical_spacing=0.19,
         subplot_titles=("relative error against FP64 of the exact MX values", "training loss, every seed"),
     )
     errors = [r for r in rows if r["kind"] == "error"]
@@ -155,8 +155,8 @@ def draw(result: Result) -> go.Figure:
         part = [r for r in errors if r["distribution"] == name]
         fig.add_trace(
             go.Scatter(
-                x=[r["mode"].replace(", ", ",<br>").replace(" from", "<br>from") for r in part],
-                y=[r["error_vs_mx"] for r in part],
+                x=[r["error_vs_mx"] for r in part],
+                y=[r["mode"] for r in part],
                 name=name,
                 mode="markers",
                 marker={"size": 10, "color": SERIES[i], "symbol": i},
@@ -165,7 +165,9 @@ def draw(result: Result) -> go.Figure:
             col=1,
         )
     losses = [r for r in rows if r["kind"] == "loss"]
-    for precision, colour, dash in (("bf16", COLOURS["report"], "solid"), ("mxfp8", COLOURS["gpu_execute"], "dot")):
+    # The curves coincide: the wider one beneath stays visible.
+    looks = (("bf16", COLOURS["idle"], "solid", 4), ("mxfp8", COLOURS["gpu_execute"], "dot", 1.2))
+    for precision, colour, dash, width in looks:
         for seed in sorted({r["seed"] for r in losses}):
             run = [r for r in losses if r["precision"] == precision and r["seed"] == seed]
             fig.add_trace(
@@ -175,16 +177,16 @@ def draw(result: Result) -> go.Figure:
                     name=f"loss, {precision}",
                     legendgroup=precision,
                     showlegend=seed == losses[0]["seed"],
-                    line={"color": colour, "dash": dash, "width": 1.2},
+                    line={"color": colour, "dash": dash, "width": width},
                 ),
                 row=2,
                 col=1,
             )
-    fig.update_yaxes(type="log", title="relative error (log)", exponentformat="power", row=1, col=1)
+    fig.update_xaxes(type="log", title="relative error (log)", exponentformat="power", row=1, col=1)
+    fig.update_yaxes(autorange="reversed", row=1, col=1)
     fig.update_yaxes(type="log", title="nats a byte (log)", row=2, col=1)
     fig.update_xaxes(title="step", row=2, col=1)
-    fig.update_xaxes(tickangle=0, row=1, col=1)
-    fig.update_layout(margin={"t": 150}, legend={"y": 1.05})
+    fig.update_layout(WIDE_LABELS | {"margin": {"t": 110, "b": 130}})
     return fig
 
 

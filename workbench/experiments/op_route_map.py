@@ -58,7 +58,7 @@ def checks(result: Result) -> list[Check]:
 
 def draw(result: Result) -> go.Figure:
     """Draw the sheet."""
-    return draw_sheet(result, "Route map: time against moving its bytes once")
+    return draw_sheet(result, "Route map: device time", limit_us=LEAST_US)
 
 
 EXPERIMENT = Experiment(

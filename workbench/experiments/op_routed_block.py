@@ -24,6 +24,9 @@ VARIANTS = {
     "rowwise": {"path": "rowwise", "shared_mode": "stream"},
 }
 
+TICKS_MS = [digit * 10.0**power for power in range(-2, 5) for digit in (1, 1.5, 2, 3, 5, 7)]
+"""Of a log axis that spans about a decade: plotly would write single digits between the powers of ten."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoutedBlockParams(Params):
@@ -262,7 +265,7 @@ def draw(result: Result) -> go.Figure:
     fig = figure("Synchronized against rowwise, eager", height=430, cols=2, shared_xaxes=False, subplot_titles=titles)
     table = result.table.to_dicts()
     for column, (level, passes, _) in enumerate(panels, start=1):
-        for path, colour in zip(VARIANTS, SERIES):
+        for path, colour in zip(VARIANTS, (SERIES[0], SERIES[1], SERIES[3], SERIES[2])):
             rows = sorted(
                 (r for r in table if (r["level"], r["pass"], r["path"]) == (level, passes, path)),
                 key=lambda r: r["tokens"],
@@ -281,7 +284,7 @@ def draw(result: Result) -> go.Figure:
         fig.update_xaxes(
             type="log", title="tokens per microbatch", tickvals=sizes, tickformat="d", minor={}, row=1, col=column
         )
-        fig.update_yaxes(type="log", title="time per call (ms)", row=1, col=column)
+        fig.update_yaxes(type="log", title="time per call (ms)", tickvals=TICKS_MS, minor={}, row=1, col=column)
     # Above the panels, where the template puts it, the legend would cover their titles.
     fig.update_layout(legend={"orientation": "h", "x": 0, "y": -0.3, "yanchor": "top"}, margin={"b": 110})
     return fig
