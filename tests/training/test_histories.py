@@ -96,6 +96,8 @@ def test_smooth_removes_a_spike_and_keeps_length():
     values[7] = 100
     assert np.array_equal(smooth(values, 5), np.ones(20))
     assert np.array_equal(smooth(values, 1), values)
+    values[[0, -1]] = 100
+    assert np.array_equal(smooth(values, 5), np.ones(20)), "a spike at an end is one too"
 
 
 def test_tidy_takes_a_named_step_column():
