@@ -165,7 +165,8 @@ def _cheaper_checks(name: str, c: dict[str, Any], other: dict[str, Any], what: s
         Check(
             f"{name}: {means} submits with less host time",
             cheaper,
-            f"{submit:.2f} times eager's submission; device time {device:.2f} times; medians over sizes{_broken(other)}",
+            f"{submit:.2f} times eager's submission; device time {device:.2f} times; medians over sizes"
+            + _broken(other),
             known,
         ),
         Check(

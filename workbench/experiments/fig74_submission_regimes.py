@@ -306,7 +306,7 @@ def draw(result: Result) -> go.Figure:
     # Titles of panels stand at their left, clear of the lanes' boxes.
     for annotation in fig.layout.annotations:  # pyright: ignore[reportAttributeAccessIssue]
         annotation.update(x=0, xanchor="left", font={"size": 13})
-    fig.update_layout(legend={"y": -0.05, "yanchor": "top"}, margin={"t": 90})
+    fig.update_layout(legend={"y": -0.075, "yanchor": "top"}, margin={"t": 90})
     return fig
 
 

@@ -396,7 +396,7 @@ def _draw_measured(fig: go.Figure, rows: list[dict[str, Any]]) -> None:
     fig.update_xaxes(type="category", title="tokens per rank", row=2, col=1)
     # The words above the bars need room.
     top = 1.25 * max(s for _, s in shares.values())
-    fig.update_yaxes(tickformat=".0%", title="share of device time", row=2, col=1, range=[0, top])
+    fig.update_yaxes(tickformat=".1%", title="share of device time", row=2, col=1, range=[0, top])
     fig.update_yaxes(title=f"at {tokens:,} tokens", row=2, col=2, rangemode="tozero")
 
 

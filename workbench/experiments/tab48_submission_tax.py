@@ -346,10 +346,10 @@ def draw(result: Result) -> go.Figure:
     view: Any = {"x": result.params.view_M, "line": {"dash": "dot", "width": 1, "color": INK}}
     fig.add_vline(**view)
     fig.add_hline(y=1, line={"width": 1, "color": COLOURS["idle"]}, row=2, col="all")  # type: ignore[arg-type]
-    fig.update_xaxes(type="log")
+    fig.update_xaxes(type="log", dtick=1)
     fig.update_xaxes(title="rows M", row=2)
-    fig.update_yaxes(type="log", title="time of one call (us, log)", row=1, col=1)
-    fig.update_yaxes(type="log", row=1, col=2)
+    fig.update_yaxes(type="log", dtick=1, title="time of one call (us, log)", row=1, col=1)
+    fig.update_yaxes(type="log", dtick=1, row=1, col=2)
     fig.update_yaxes(title="speedup over BF16", row=2, col=1)
     # Thirteen entries take two to five lines: below the panels plotly makes room for them, above it would not.
     fig.update_layout(margin={"t": 135}, legend={"y": -0.17, "yanchor": "top"})
