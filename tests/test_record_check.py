@@ -147,6 +147,24 @@ def test_a_hand_edited_record_is_named(copy, monkeypatch, change):
         load_recording("tab48_submission_tax", copy.name)
 
 
+def test_a_raw_output_that_was_edited_is_not_shown(copy, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_DATA", str(copy.parent.parent.parent))
+    recording = load_recording("tab48_submission_tax", copy.name)
+    assert recording.rows().height
+    table = copy / "table.csv"
+    table.write_text(table.read_text().replace("1", "2", 1))
+    with pytest.raises(RecordChangedError, match=r"the SHA-256 of table.csv is not the recorded one"):
+        recording.rows()
+
+
+@pytest.mark.parametrize(("text", "words"), [("{", "expected JSON"), ("[]", "expected an object, got list")])
+def test_a_record_that_is_no_object_is_named(copy, monkeypatch, text, words):
+    monkeypatch.setenv("WORKBENCH_DATA", str(copy.parent.parent.parent))
+    (copy / "record.json").write_text(text)
+    with pytest.raises(RecordChangedError, match=f"{copy.name}: record.json: {words}"):
+        load_recording("tab48_submission_tax", copy.name)
+
+
 def test_a_record_without_digest_is_read_but_not_passed(copy, monkeypatch):
     monkeypatch.setenv("WORKBENCH_DATA", str(copy.parent.parent.parent))
     edit(copy, lambda r: r.pop("digest"), seal=False)

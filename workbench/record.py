@@ -109,7 +109,7 @@ def data_root() -> Path:
 
 
 class RecordChangedError(ValueError):
-    """A ``record.json`` that does not say what was written."""
+    """A recording that is not what was written: its ``record.json``, or a raw output."""
 
 
 def record_digest(record: Mapping[str, Any]) -> str:
@@ -171,12 +171,18 @@ class Recording:
 
         Raises:
             FileNotFoundError: the recording has no such file.
+            RecordChangedError: its content is not what was recorded.
         """
         if self.path is None:
             raise FileNotFoundError(f"{self.slug}: a live result keeps no file {name!r}")
         path = self.path / name
         if not path.is_file():
             raise FileNotFoundError(f"recording {self.slug}/{self.name} has no file {name!r}")
+        told = self.record.get("raw_outputs", {}).get("files", {}).get(name, {}).get("sha256")
+        if told is not None and hashlib.sha256(path.read_bytes()).hexdigest() != told:
+            raise RecordChangedError(
+                f"recording {self.slug}/{self.name}: the SHA-256 of {name} is not the recorded one"
+            )
         return path
 
 
@@ -187,14 +193,21 @@ def load_recording(slug: str, name: str) -> Recording:
 
     Raises:
         FileNotFoundError: it is not there; the message lists those that are.
-        RecordChangedError: its ``record.json`` is not what was written.
+        RecordChangedError: its ``record.json`` is not what was written, or no JSON object.
     """
     folder = data_root() / "recorded" / slug
     path = folder / name
     if not (path / "record.json").is_file():
         have = sorted(p.name for p in folder.glob("*/")) if folder.is_dir() else []
         raise FileNotFoundError(f"no recording {name!r} of {slug}; present: {', '.join(have) or 'none'}")
-    record = json.loads((path / "record.json").read_text(encoding="utf-8"))
+    try:
+        record = json.loads((path / "record.json").read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise RecordChangedError(f"recording {slug}/{name}: record.json: expected JSON in UTF-8: {error}") from error
+    if not isinstance(record, dict):
+        raise RecordChangedError(
+            f"recording {slug}/{name}: record.json: expected an object, got {type(record).__name__}"
+        )
     if DIGEST in record and (problems := _check_digest(record)):
         raise RecordChangedError(f"recording {slug}/{name}: {problems[0]}")
     return Recording(slug, name, record, path)

@@ -125,7 +125,11 @@ def cluster(address: str | None, workers: int, gpus: int) -> Iterator[Any]:
 
     if address is not None:
         where: dict[str, Any] = {"scheduler_file": address} if Path(address).is_file() else {"address": address}
-        with Client(**where, timeout="20s") as client:
+        try:
+            client = Client(**where, timeout="20s")
+        except (ValueError, TypeError, AssertionError) as error:  # no address, or a file that no scheduler wrote
+            raise OSError(f"scheduler {address!r}: expected an address or a scheduler's file ({error})") from error
+        with client:
             yield client
         return
     _remove_folders_of_the_dead()

@@ -125,3 +125,13 @@ def test_groups_mount_when_their_module_exists() -> None:
         exists = (Path(__file__).parents[2] / "workbench" / "cli" / f"{name}.py").exists()
         assert (f" {name} " in text) == exists
         call(name, "--help", status=0 if exists else 2)
+
+
+@pytest.mark.parametrize("address", ["nonsense", "file"])
+def test_a_scheduler_that_is_no_address_is_refused(tmp_path: Path, address: str) -> None:
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks" / "t.json").write_text("{}")
+    (tmp_path / "file").write_text("no scheduler wrote this")
+    told = str(tmp_path / "file") if address == "file" else address
+    for command in (["trace", "folder", tmp_path / "ranks"], ["sweep", "fig29_running_dry", "--out", tmp_path / "o"]):
+        assert f"scheduler '{told}': expected an address" in call(*command, "--scheduler", told, status=2)

@@ -224,3 +224,12 @@ def test_number_that_yaml_reads_as_text_is_still_typed() -> None:
     assert convert(Sample, {"submit_us": "1e3"}) == {"submit_us": 1000.0}
     with pytest.raises(ParameterError, match="expected bool, got int"):
         convert(Sample, {"routed": 1})
+
+
+def test_ones_own_trace_and_another_analysis_are_no_other_measurement(tmp_path: Path) -> None:
+    (notebook,) = select(["your_trace"])
+    trace = tmp_path / "t.json"
+    trace.write_text("{}")
+    given = {"trace": str(trace), "window": "steps", "host_scale": "0.5", "remove_waits": "false"}
+    found = assign([notebook], {}, {"your_trace": given}, "recorded")["your_trace"]
+    assert found["trace"] == str(trace) and found["window"] == "steps" and found["host_scale"] == 0.5

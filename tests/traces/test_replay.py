@@ -155,3 +155,11 @@ def test_assumptions_name_every_change(tmp_path):
         "profiler itself",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize("factor", [-1.0, float("nan"), float("inf"), 1e300])
+def test_a_factor_that_no_time_survives_is_refused(tmp_path, factor):
+    trace = read(write(tmp_path, [launch(0, 5_000, 1), kernel(6_000, 9_000, 1)]))
+    for name in ("host_scale", "device_scale"):
+        with pytest.raises(ValueError, match=f"{name}: expected a factor of 0 to 1e"):
+            what_if(trace, **{name: factor})

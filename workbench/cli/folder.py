@@ -67,9 +67,9 @@ def _client(address: str | None) -> Any:
     if address is None:
         yield None
         return
-    from distributed import Client
+    from workbench.sweep import cluster
 
-    with Client(address, timeout="20s") as client:
+    with cluster(address, 1, 0) as client:
         yield client
 
 

@@ -27,7 +27,10 @@ class FirstLookParams(Params):
     """The recorded job is ours: a loop of eight bf16 transformer blocks, short (256 rows) and long (8192 rows)."""
 
     trace: str = param(
-        "", "a Kineto trace of your own (.json, .json.gz) or an nsys .sqlite; empty: the recording", path=True
+        "",
+        "a Kineto trace of your own (.json, .json.gz) or an nsys .sqlite; empty: the recording",
+        analysis=True,
+        path=True,
     )
     size: str = param("long", "which recorded loop is drawn", choices=tuple(SIZES), analysis=True)
     blocks: int = param(8, "transformer blocks in the recorded loop", min=1, max=64)

@@ -20,16 +20,19 @@ class YourTraceParams(Params):
     """Without a path: a recording of ours, a loop of eight short blocks with one `.item()` each, with Python stacks."""
 
     trace: str = param(
-        "", "a Kineto trace (.json, .json.gz) or an nsys .sqlite of your own; empty: the recording", path=True
+        "",
+        "a Kineto trace (.json, .json.gz) or an nsys .sqlite of your own; empty: the recording",
+        analysis=True,
+        path=True,
     )
-    window: str = param("all", "all, steps, step:N, a range's name, or A:B (ns, or +1ms:+5ms)")
+    window: str = param("all", "all, steps, step:N, a range's name, or A:B (ns, or +1ms:+5ms)", analysis=True)
     idle_threshold_us: float = param(
-        20.0, "longest tolerated submission-bound idle interval", unit="us", min=0.0, max=1e6
+        20.0, "longest tolerated submission-bound idle interval", unit="us", min=0.0, max=1e6, analysis=True
     )
-    remove_waits: bool = param(True, "what-if: remove host waits")
-    host_scale: float = param(1.0, "what-if: factor on host cost", min=0.0, max=4.0, step=0.05)
-    device_scale: float = param(1.0, "what-if: factor on device time", min=0.0, max=4.0, step=0.05)
-    merge_launches: int = param(1, "what-if: launches merged into one submission", min=1, max=1_000_000)
+    remove_waits: bool = param(True, "what-if: remove host waits", analysis=True)
+    host_scale: float = param(1.0, "what-if: factor on host cost", min=0.0, max=4.0, step=0.05, analysis=True)
+    device_scale: float = param(1.0, "what-if: factor on device time", min=0.0, max=4.0, step=0.05, analysis=True)
+    merge_launches: int = param(1, "what-if: launches merged into one submission", min=1, max=1_000_000, analysis=True)
 
 
 def measure(params: YourTraceParams, recorder: Any) -> None:

@@ -10,7 +10,6 @@ Source: report Section 8.1 (the queue rule), Equation 11.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from workbench.traces.trace import CPU_OP, NONE, Trace, TraceError
 from workbench.traces.waits import NOT_COUNTED, describe_waits
 
 DEPENDENCY_SLACK_NS = 20_000
+LARGEST_FACTOR = 1e6  # a duration of days times this still fits int64 nanoseconds
 ROUNDS = 6
 
 
@@ -285,12 +285,12 @@ def what_if(
         device_scale: factor on the operations' own durations.
         merge_launches: this many successive launches become one submission (a large number: one graph per step).
     Raises:
-        ValueError: a factor is negative or not finite, or no wait matches the text.
+        ValueError: a factor is negative, not finite or above 1e6, or no wait matches the text.
         TraceError: the trace cannot be replayed.
     """
     for name, factor in (("host_scale", host_scale), ("device_scale", device_scale)):
-        if not (math.isfinite(factor) and factor >= 0):
-            raise ValueError(f"{name}: expected a finite factor >= 0, got {factor!r}")
+        if not 0 <= factor <= LARGEST_FACTOR:
+            raise ValueError(f"{name}: expected a factor of 0 to {LARGEST_FACTOR:g}, got {factor!r}")
     if merge_launches < 1:
         raise ValueError(f"merge_launches: expected at least 1, got {merge_launches!r}")
     replay = trace if isinstance(trace, Replay) else to_program(trace, window=window)
