@@ -104,6 +104,21 @@ def test_sliders_scale_the_measured_table():
     assert smaller["limit"] == pytest.approx(plain["limit"] / 4)
 
 
+def test_idle_time_is_no_part_of_a_what_if():
+    """It was measured at the table's own speeds: held against a scaled crossover it would fail claims that hold."""
+    asked = measured(table(), device_speed=4.0)
+    about = [c.holds for c in asked.checks if "runs dry" in c.claim or "a host wait in every call" in c.claim]
+    assert about == [None] * 6 and not failing(asked)
+    assert measured(table()).figure().layout.shapes and not asked.figure().layout.shapes
+    row = fig32.crossovers(asked)[0]
+    assert row["idle > 5% below"] == row["us idle per call at the largest"] == ""
+
+
+def test_crossovers_beyond_all_sizes_do_not_say_which_lies_left():
+    cheaper = [c for c in measured(table(crossing=1e6)).checks if "moves the crossover left" in c.claim]
+    assert cheaper and all(c.holds is None for c in cheaper)
+
+
 def test_idle_far_from_the_crossover_fails_the_claim():
     bad = failing(measured(table(idle_until=100_000)))
     assert len(bad) == 4 and all("runs dry" in claim for claim in bad)

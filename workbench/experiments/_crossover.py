@@ -20,6 +20,7 @@ GUARDS = (
     "a compiled region pays for its guards and its Python wrapper in every call, and again after every graph break, "
     "which costs this layer as much as the launches that fusion saves, or more"
 )
+MEASURED_IDLE = "idle time was measured at the speeds of the table, which the what-if leaves"
 CHEAPER = {"replay": "graph replay", "compiled": "torch.compile"}
 
 
@@ -32,6 +33,7 @@ def curves(result: Result) -> list[dict[str, Any]]:
     from workbench.models.regression import crossing_interval
 
     p = result.params
+    scaled = (p.device_speed, p.host_cost) != (1, 1)
     table = result.table.filter(pl.col("kind") == "measured")
     out = []
     for (layer, passes, mode), part in table.group_by(["layer", "passes", "mode"], maintain_order=True):
@@ -50,7 +52,8 @@ def curves(result: Result) -> list[dict[str, Any]]:
             "layer": layer, "passes": passes, "mode": mode, "tokens": x, "rows": rows, "limit": limit,
             "device": np.array([np.median(d) for d in device]), "submit": np.array([np.median(s) for s in submit]),
             "critical": at, "low": low, "high": high, "waits": bool(rows[0].get("waits", "synchronized" in layer)),
-            "idle": None if None in idle else idle_begins(x, np.array(idle, dtype=float), IDLE),
+            "idle": None if scaled or None in idle else idle_begins(x, np.array(idle, dtype=float), IDLE),
+            "what_if": scaled and None not in idle,
         })  # fmt: skip
     return out
 
@@ -86,9 +89,9 @@ def interval(c: dict[str, Any]) -> str:
     return at if at == low == high else f"{at} ({low} to {high})"
 
 
-def idle_us(row: dict[str, Any]) -> float | None:
-    """Device idle in one call of a back-to-back run, microseconds."""
-    if row.get("idle_share") is None or row.get("wall_us_p50") is None:
+def idle_us(c: dict[str, Any], row: dict[str, Any]) -> float | None:
+    """Device idle in one call of a back-to-back run, microseconds; None where it was not measured."""
+    if c["what_if"] or row.get("idle_share") is None or row.get("wall_us_p50") is None:
         return None
     return row["idle_share"] * row["wall_us_p50"]
 
@@ -124,7 +127,7 @@ def crossover_checks(result: Result) -> list[Check]:
             other = found.get((c["layer"], c["passes"], mode))
             if other:
                 out += _cheaper_checks(name, c, other, what)
-        if c["idle"] is not None:
+        if c["idle"] is not None or c["what_if"]:
             out.append(_wait_check(name, c, what) if c["waits"] else _idle_check(name, c, what))
     flat = max(float(c["submit"].max() / c["submit"].min()) for c in eager)
     grows = min(float(c["device"][-1] / c["device"][0]) for c in eager)
@@ -171,7 +174,7 @@ def _cheaper_checks(name: str, c: dict[str, Any], other: dict[str, Any], what: s
         ),
         Check(
             f"{name}: cheaper submission ({means}), device time as it was, moves the crossover left",
-            after < before if cheaper and before > first else None,
+            after < before if cheaper and before > first and min(after, before) <= c["tokens"][i][-1] else None,
             f"{said(before, c)} to {said(after, other)} {what}"
             + ("" if cheaper else "; it is not cheaper")
             + f"; with its own device time {interval(other)}",
@@ -185,8 +188,11 @@ def _broken(c: dict[str, Any]) -> str:
 
 
 def _idle_check(name: str, c: dict[str, Any], what: str) -> Check:
+    claim = f"{name}: the device runs dry below the crossover and not above, within one doubling"
+    if c["what_if"]:
+        return Check(claim, None, MEASURED_IDLE)
     return Check(
-        f"{name}: the device runs dry below the crossover and not above, within one doubling",
+        claim,
         bool(c["critical"] / 2 <= c["idle"] <= c["critical"] * 2),
         f"idle above {IDLE:.0%} below {said(c['idle'], c)} {what}; crossover {said(c['critical'], c)}",
     )
@@ -197,9 +203,12 @@ def _wait_check(name: str, c: dict[str, Any], what: str) -> Check:
 
     Inside the crossover's interval nothing is decided.
     """
+    claim = f"{name}: a host wait in every call leaves the device idle beyond the crossover of plain submission"
+    if c["what_if"]:
+        return Check(claim, None, MEASURED_IDLE)
     beyond = True if c["idle"] > c["high"] else False if c["idle"] < c["low"] else None
     return Check(
-        f"{name}: a host wait in every call leaves the device idle beyond the crossover of plain submission",
+        claim,
         beyond if math.isfinite(c["high"]) else None,
         f"idle above {IDLE:.0%} below {said(c['idle'], c)} {what}; crossover without the wait {interval(c)}",
     )
@@ -240,7 +249,7 @@ def draw_crossovers(result: Result) -> go.Figure:
                     x=c["tokens"], y=c[kind] / 1e3, mode="lines+markers", name=name, legendgroup=name,
                     showlegend=name not in seen, marker={"size": 5},
                     line={"color": look[kind], "dash": look["dash"], "width": 2},
-                    customdata=[_hover(r) for r in c["rows"]],
+                    customdata=[_hover(c, r) for r in c["rows"]],
                     hovertemplate="%{x:,} " + unit(result) + ": %{y:.3f} ms%{customdata}"
                     f"<extra>{name}</extra>",
                 ),
@@ -268,9 +277,9 @@ def _title(layer: str, passes: str, c: dict[str, Any] | None) -> str:
     return text if c is None else f"{text}: <b>{said(c['critical'], c)}</b>"
 
 
-def _hover(row: dict[str, Any]) -> str:
+def _hover(c: dict[str, Any], row: dict[str, Any]) -> str:
     text = f"<br>{row['launches']} device operations" if row.get("launches") else ""
-    lost = idle_us(row)
+    lost = idle_us(c, row)
     if lost is not None:
         text += f"<br>device idle {row['idle_share']:.1%}, {lost:,.0f} us per call"
     if row.get("graphs"):

@@ -239,7 +239,7 @@ def crossovers(result: Result) -> list[dict[str, Any]]:
     """One row per layer, passes and mode: crossover with its interval, where idle time begins, where memory ends."""
     out = []
     for c in curves(result):
-        steady = idle_us(c["rows"][-1])
+        steady = idle_us(c, c["rows"][-1])
         out.append({
             "layer": c["layer"], "passes": c["passes"], "mode": c["mode"], "crossover": said(c["critical"], c),
             "from": said(c["low"], c), "to": said(c["high"], c),
