@@ -135,3 +135,14 @@ def test_a_scheduler_that_is_no_address_is_refused(tmp_path: Path, address: str)
     told = str(tmp_path / "file") if address == "file" else address
     for command in (["trace", "folder", tmp_path / "ranks"], ["sweep", "fig29_running_dry", "--out", tmp_path / "o"]):
         assert f"scheduler '{told}': expected an address" in call(*command, "--scheduler", told, status=2)
+
+
+def test_a_disk_that_fills_up_while_the_page_is_written_is_said(tmp_path: Path, monkeypatch) -> None:
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("workbench.report_page.write_page", full)
+    out = tmp_path / "out"
+    told = call("run", "fig29_running_dry", "--out", out, status=2)
+    assert f"results cannot be written to {out}: No space left on device" in told
+    assert (out / "run.json").is_file()

@@ -169,6 +169,8 @@ def run_command(
         )
     except (ParameterError, SelectionError, OutputError) as error:
         _refuse(str(error))
+    except OSError as error:  # a disk that fills up while notebooks run
+        _refuse(f"run stopped, results cannot be written to {out}: {error.strerror or error}; what passed stays there")
     counts = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in summary["counts"].items())
     print(f"{counts} in {summary['seconds']:.0f} s; report: {out / 'index.html'}")
     raise typer.Exit(summary["exit_status"])
