@@ -125,7 +125,7 @@ def draw(result: Result) -> go.Figure:
     """Draw the device time that each microsecond of submission buys; at 1 headroom neither grows nor shrinks."""
     import plotly.graph_objects as go
 
-    from workbench.plotting import COLOURS, INK, WIDE_LABELS, figure
+    from workbench.plotting import COLOURS, INK, WIDE_LABELS, figure, on
 
     colours = {"builds": "gpu_execute", "consumes": "cpu_submit", "stops": "sync_wait"}
     rows = sorted(result.table.to_dicts(), key=lambda r: r["device_us_p50"] / r["submit_us_p50"])
@@ -143,7 +143,10 @@ def draw(result: Result) -> go.Figure:
                     "pattern": {"shape": "x" if name == "stops" else "", "solidity": 0.3},
                 },
                 text=[f"{r['device_us_p50']:.0f} / {r['submit_us_p50']:.0f} us" for r in part],
-                textposition="outside",
+                # Inside, clear of break-even, where the bar is long enough; a pattern carries no text.
+                textposition="outside" if name == "stops" else "auto",
+                insidetextanchor="start",
+                insidetextfont={"color": on(COLOURS[colour])},
                 cliponaxis=False,
                 customdata=[(r["row"] or "not a row of Table 12", r["report"] or "none", r["launches"]) for r in part],
                 hovertemplate="%{y}<br>%{text} (device / submission)<br>%{customdata[0]}<br>"
@@ -155,7 +158,7 @@ def draw(result: Result) -> go.Figure:
     fig.add_annotation(x=0, y=1, yref="paper", text="break-even", showarrow=False, xanchor="left", yanchor="bottom")
     top = max(r["device_us_p50"] / r["submit_us_p50"] for r in rows)
     fig.update_xaxes(
-        type="log", dtick=1, title="device us per submission us (log)", range=[-2.1, math.log10(top) + 1.2]
+        type="log", dtick=1, title="device us per submission us (log)", range=[-2.1, math.log10(top) + 0.3]
     )
     fig.update_layout(WIDE_LABELS)
     fig.update_yaxes(categoryorder="array", categoryarray=[r["operation"] for r in rows])
