@@ -260,6 +260,7 @@ def test_every_rank_is_checked_and_shown(regimes):
     assert {c.claim: c for c in other.checks}[every].holds is False, "rank 1 alone breaks the claim"
     with pytest.raises(ValueError, match=r"rank 2 was not captured: expected one of \[0, 1\]"):
         regimes_ep.of_rank(regimes, 2)
+    assert regimes_ep.view(regimes.with_params(rank=1))["title"].endswith(", rank 1")
     assert "rank 1" in regimes.with_params(rank=1).figure().layout.title.text
     skew = next(t for t in regimes_ep.draw_skew(regimes).data if t.name == "rowwise")
     assert set(skew.y) == {LATE} and {last for _, last in skew.customdata} == {1}

@@ -276,7 +276,9 @@ def draw_skew(result: Result) -> go.Figure:
 
 def view(result: Result) -> dict[str, Any]:
     """Return the arguments of `workbench.widgets.trace_view` for the shown rank's capture."""
-    return one.view(of_rank(result, result.params.rank))
+    rank = result.params.rank
+    shown = one.view(of_rank(result, rank))
+    return shown | {"title": f"{shown['title']}, rank {rank}"}
 
 
 EXPERIMENT = Experiment(
