@@ -46,11 +46,13 @@ capture.Recording = Recording
 """
 
 
-def suite(folder: Path, body: str = "pass", trace: Path | None = None, *options: str) -> subprocess.CompletedProcess:
+def suite(
+    folder: Path, body: str = "pass", trace: Path | None = None, *options: str, more: str = ""
+) -> subprocess.CompletedProcess:
     (folder / "test_user.py").write_text(SUITE.format(body=body))
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
     if trace is not None:
-        (folder / "conftest.py").write_text(FAKE.format(trace=str(trace)))
+        (folder / "conftest.py").write_text(FAKE.format(trace=str(trace)) + more)
     command = [
         sys.executable,
         "-m",
@@ -113,3 +115,22 @@ def test_judging_idle_only_where_a_threshold_is_given(tmp_path):
     assert pytest_plugin.judge(late, None) == ""
     assert "submission-bound" in pytest_plugin.judge(late, 50.0)
     assert pytest_plugin.judge(read(write(tmp_path, [event("cpu_op", "aten::mm", 0, 5)])), None) == ""
+
+
+@pytest.mark.parametrize(("works", "outcome"), [(True, "3 passed"), (False, "2 failed, 1 passed")])
+def test_a_body_without_device_work_passes_only_where_the_profiler_would_see_some(tmp_path, works, outcome):
+    trace = write(tmp_path, [event("cpu_op", "aten::mm", 0, 5000)], "recorded.json")
+    probe = f"capture.records_device_work = lambda: {works}\n"
+    done = suite(tmp_path, "pass", trace, more=probe)
+    assert outcome in done.stdout, done.stdout
+    assert ("not even a kernel of its own" in done.stdout) is not works
+
+
+def test_a_threshold_given_by_position_counts(tmp_path):
+    late = [launch(0, 5000, 1), kernel(8000, 9000, 1), launch(100_000, 105_000, 2), kernel(108_000, 109_000, 2)]
+    trace = write(tmp_path, late, "recorded.json")
+    (tmp_path / "test_more.py").write_text(
+        "import pytest\n\n\n@pytest.mark.sync_free(50.0)\ndef test_more():\n    pass\n"
+    )
+    done = suite(tmp_path, "pass", trace)
+    assert "1 failed, 3 passed" in done.stdout and "submission-bound" in done.stdout, done.stdout

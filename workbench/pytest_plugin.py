@@ -62,7 +62,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
         yield
         return
     _skip_without_gpu()
-    watch = _watch(pyfuncitem.nodeid, pyfuncitem.config.getoption("--sync-free-trace"), **marker.kwargs)
+    watch = _watch(pyfuncitem.nodeid, pyfuncitem.config.getoption("--sync-free-trace"), *marker.args, **marker.kwargs)
     watch.__enter__()
     outcome: Any = yield
     error = outcome.excinfo or (None, None, None)
@@ -83,14 +83,20 @@ def _skip_without_gpu() -> None:
 
 @contextlib.contextmanager
 def _watch(test: str, keep: str | None, idle_threshold_us: float | None = None) -> Iterator[None]:
-    from workbench.measure.capture import Recording
+    from workbench.measure.capture import Recording, records_device_work
     from workbench.traces.kineto import read_kineto
 
     with tempfile.TemporaryDirectory(prefix="sync-free-") as folder:
         path = Path(folder) / "trace.json"
         with Recording(path, stacks=True):
             yield
-        message = judge(read_kineto(path), idle_threshold_us)
+        trace = read_kineto(path)
+        message = judge(trace, idle_threshold_us)
+        if not message and not len(trace.ops) and not records_device_work():
+            message = (
+                "sync_free: cannot tell: the profiler records no device work on this machine, not even a kernel of its "
+                "own (is another profiler running, or does CUPTI lack permission?)"
+            )
         if message and keep:
             target = Path(keep)
             target.mkdir(parents=True, exist_ok=True)

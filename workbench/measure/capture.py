@@ -6,6 +6,7 @@ between them, so that the window begins in steady state.
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -63,11 +64,38 @@ class Recording(AbstractContextManager):
                 self._profiler.export_chrome_trace(str(temporary))
 
 
+def records_device_work() -> bool:
+    """Does the profiler see a kernel here? Without the right to CUPTI, or beside another profiler, it sees none."""
+    import torch
+
+    from workbench.traces.kineto import read_kineto
+
+    with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
+        with Recording(Path(folder) / "probe.json") as recording:
+            torch.zeros(1, device="cuda")
+        return bool(len(read_kineto(recording.path).ops))
+
+
+def ran(fn: Callable[[], Any]) -> None:
+    """Call a step once.
+
+    Raises:
+        TypeError: it returned a coroutine or a generator, so that its body did not run.
+    """
+    result = fn()
+    if inspect.iscoroutine(result):
+        result.close()
+    if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        kind = type(result).__name__.replace("_", " ")
+        raise TypeError(f"expected a function that runs the step, got one that returns a {kind}: its body did not run")
+
+
 def capture(fn: Callable[[], Any], path: str | Path, *, steps: int = 3, warmup: int = 2, stacks: bool = False) -> Path:
     """Run `fn` in named profiler steps after warm-up runs, half of them profiled too, and write the trace.
 
     Raises:
         ValueError: steps < 1 or warmup < 0.
+        TypeError: `fn` returns a coroutine or a generator.
         RuntimeError: no GPU.
     """
     import torch
@@ -77,15 +105,15 @@ def capture(fn: Callable[[], Any], path: str | Path, *, steps: int = 3, warmup: 
         raise ValueError(f"capture: expected steps >= 1 and warmup >= 0, got steps={steps}, warmup={warmup}")
     require_gpu("profiling")
     for _ in range(warmup):
-        fn()
+        ran(fn)
     torch.cuda.synchronize()
     with Recording(path, stacks=stacks) as recording:
         for _ in range(max(1, warmup)):
             with record_function("warmup"):
-                fn()
+                ran(fn)
         for i in range(steps):
             with record_function(f"{STEP}{i}"):
-                fn()
+                ran(fn)
     return recording.path
 
 
