@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from moe_kernels.all_to_all import SplitExchange  # noqa: E402
 from moe_kernels.block import BlockConfig, RoutedBlock  # noqa: E402
+from moe_kernels.block.shared import _STREAMS  # noqa: E402
 from moe_kernels.model import DevelopmentModel, TrainStep, make_optimizer, small_config  # noqa: E402
 from moe_kernels.transport import VirtualTransport  # noqa: E402
 from moe_kernels.waits import count_host_waits  # noqa: E402
@@ -224,3 +225,45 @@ def test_a_compiled_block_equals_the_eager_one(shared_mode):
     for _ in range(2):
         block.zero_grad()
         assert_same(run_block(block, x, d_out), expected)
+
+
+@pytest.mark.parametrize("path", ["no_ep", "synchronized", "rowwise"])
+def test_a_block_on_another_device_than_the_current_one(path):
+    """The side stream forks, and the counts' event is recorded, on the block's device."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    device = torch.device("cuda", 1)
+    options = {"transport": VirtualTransport(1, device)} if path == "rowwise" else {}
+    x, d_out = (t.to(device) for t in data(PARITY, 256))
+    expected = run_block(
+        RoutedBlock(PARITY, seed=5, device=device, impl="reference", grouped_gemm="reference"), x, d_out
+    )
+    block = RoutedBlock(PARITY, path=path, seed=5, device=device, **options)
+    assert torch.cuda.current_device() == 0
+    for _ in range(3):
+        block.zero_grad()
+        with torch.cuda.device(device):
+            torch.cuda._sleep(20_000_000)
+        assert_same(run_block(block, x, d_out), expected)
+
+
+@pytest.mark.parametrize("path", ["no_ep", "rowwise"])
+def test_the_shared_experts_stream_reads_nothing_that_was_freed(path):
+    """Its backward is late; what the caller's stream allocates meanwhile must not lie over what it still reads."""
+    config = replace(PARITY, shared_mode="stream")
+    block = make(config, path, 1)
+    x, d_out = data(config, 512)
+    expected = run_block(block, x, d_out)
+    for _ in range(5):
+        block.zero_grad()
+        leaf = x.clone().requires_grad_()
+        out = block(leaf * 1.0)  # an activation that only autograd keeps
+        side = _STREAMS[x.device]
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(50_000_000)
+        out.backward(d_out)
+        churn = [torch.full_like(x, float("nan")) for _ in range(32)]
+        got = {"x": leaf.grad} | {n: p.grad for n, p in block.named_parameters()}
+        for name in got:
+            assert_close(name, got[name], expected[name], BUDGET_WEIGHT)
+        del churn

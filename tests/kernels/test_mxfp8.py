@@ -15,6 +15,7 @@ from moe_kernels import mxfp8
 from moe_kernels.mxfp8 import api, blackwell, cuda, linear, reference
 from moe_kernels.mxfp8 import rows as row_ops
 from moe_kernels.swiglu import swiglu
+from moe_kernels.testing import poison_allocator
 
 # Rounding the FP64 result to BF16, which keeps 8 bits, costs at most 2^-8 of each element; FP32 sums over K <= 512 add
 # a few 2^-24 of the magnitudes.
@@ -194,6 +195,59 @@ def test_nan_stays_in_its_row_and_padding_scales_are_not_read(device):
         assert bad.tolist() == [row == 3 for row in range(20)]
 
 
+@pytest.mark.parametrize("mode", ["exact", "folded"])
+def test_poisoned_scales_reach_their_own_row_and_column_only(device, mode):
+    # K = 96 ends inside a tile's step, whose last scales are those of the next row: 0 times NaN would be NaN.
+    x, w, ends = operands([5, 6], 20, 40, 96, device)
+    a = mxfp8.quantize(x, target="folded" if mode == "folded" else "canonical", impl="reference")
+    mw = folded_weight(w) if mode == "folded" else linear.exact_operand(w, impl="reference")
+    rows, columns = [3, *range(11, 20)], (1, 7)
+    a[0][11:] = float("nan")
+    a[1][rows], mw[1][columns] = 255, 255
+    for impl in impls(device):
+        if mode == "exact" and impl == "cuda":
+            continue  # the exact mode has no CUDA kernel of its own
+        dtype = torch.bfloat16 if impl == "cuda" else torch.float32
+        out = mxfp8.grouped_gemm(a, mw, ends, out=torch.zeros(20, 40, dtype=dtype, device=device), impl=impl)
+        bad = torch.zeros(20, 40, dtype=torch.bool, device=device)
+        bad[3] = bad[5:11, 7] = True
+        assert torch.equal(out.isnan(), bad) and (out[11:] == 0).all(), impl
+
+
+@pytest.mark.parametrize("mode", ["exact", "folded"])
+def test_scale_byte_0_is_two_to_the_minus_127(device, mode):
+    a = torch.ones(4, 32, device=device).to(torch.float8_e4m3fn)
+    w = torch.ones(1, 16, 32, device=device).to(torch.float8_e4m3fn)
+    low, high = (torch.full((4, 1), 0, device=device), torch.full((1, 16, 1), 254, device=device))
+    rows, weights = mxfp8.MX(a, low.byte()), mxfp8.MX(w, high.byte())
+    if mode == "folded":
+        rows, weights = mxfp8.Folded(a, low.byte()[:, 0]), mxfp8.Folded(w, high.byte()[..., 0])
+    ends = groups([4], device)
+    for impl in impls(device):
+        out = torch.zeros(4, 16, dtype=torch.bfloat16, device=device)
+        mxfp8.grouped_gemm(rows, weights, ends, out=out, impl=impl)
+        assert (out == 32).all(), impl
+
+
+def test_peers_rows_pass_two_to_the_31_bytes(device):
+    # Untouched pages cost nothing: one row is written near the end of a buffer of 2**31 + 2**13 bytes.
+    width = 4096
+    rows = 2**31 // width + 2
+    payload = torch.empty(rows, width, dtype=torch.uint8, device=device)
+    scales = torch.empty(rows, dtype=torch.uint8, device=device)
+    x = torch.randn(1, width, device=device)
+    where = torch.tensor([[rows - 1]], dtype=torch.int32, device=device)
+    addresses = [torch.tensor([b.data_ptr()], device=device) for b in (payload, scales)]
+    mxfp8.dispatch_quantize(x, torch.zeros_like(where), where, *addresses, target="folded")
+    want = mxfp8.quantize(x, target="folded", impl="reference")
+    assert torch.equal(payload[-1], want[0][0].view(torch.uint8)) and scales[-1] == want[1][0]
+
+
+def test_more_rows_than_int32_counts_are_refused(device):
+    with pytest.raises(ValueError, match="at most 2147483392 rows can be converted in a call; got 2147483648"):
+        row_ops.new_rows(2**31, 32, "folded", device, None)
+
+
 def test_offsets_past_the_rows_are_clamped(device):
     x, w, _ = operands([4, 4], 8, 32, 64, device)
     fw = folded_weight(w)
@@ -220,6 +274,18 @@ def test_bad_arguments_are_named(device):
     fw, a = folded_weight(w), mxfp8.quantize(x, impl="reference")
     with pytest.raises(ValueError, match="multiple of 32; got 40"):
         mxfp8.quantize(torch.zeros(2, 40, device=device))
+    with pytest.raises(ValueError, match="positive multiple of 32; got 0"):
+        mxfp8.quantize(torch.zeros(2, 0, device=device))
+    with pytest.raises(TypeError, match=r"out_dtype must be torch.bfloat16 or torch.float32; got torch\.int32"):
+        mxfp8.grouped_gemm(x, fw, ends, out_dtype=torch.int32)
+    with pytest.raises(TypeError, match=r"out_dtype must be .*; got None"):
+        mxfp8.grouped_gemm(x, fw, ends, out_dtype=None)
+    with pytest.raises(TypeError, match="variant must be an int or None; got True"):
+        mxfp8.grouped_gemm(x, fw, ends, variant=True)
+    with pytest.raises(TypeError, match="fold takes MX; got tuple"):
+        mxfp8.fold((x, x))
+    with pytest.raises(TypeError, match=r"out must be a pair \(payload, scales\) or None; got int"):
+        mxfp8.quantize(x, out=5)
     with pytest.raises(ValueError, match="rounding must be 'floor' or 'rceil'; got 'even'"):
         mxfp8.quantize(x, "even")
     with pytest.raises(ValueError, match="target must be one of canonical, folded, row; got 'rows'"):
@@ -313,6 +379,8 @@ def test_linear_gradients_against_fp64(device):
     x.requires_grad_()
     grad = torch.randn(24, 64, device=device).bfloat16()
     y = layer(x, ends)
+    for nbytes in (layer.weight.nbytes, x.nbytes, y.nbytes):
+        poison_allocator(nbytes, device)
     y.backward(grad)
     assert (y[19:] == 0).all() and (x.grad[19:] == 0).all()
     want_y = reference.grouped_gemm(x.detach(), w, ends)[:19]
@@ -653,3 +721,43 @@ def test_traces_under_torch_compile(cuda_kernels):
     fw = folded_weight(w)
     compiled = torch.compile(lambda a: mxfp8.grouped_gemm(a, fw, ends) * 2, fullgraph=True)
     torch.testing.assert_close(compiled(x), mxfp8.grouped_gemm(x, fw, ends) * 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", ["cuda", "triton"])
+def test_rows_and_products_of_more_than_two_to_the_31_elements(cuda_kernels, impl):
+    k, n = 2048, 64
+    rows = 2**31 // k + 300
+    x = torch.empty(rows, k, dtype=torch.bfloat16, device=GPU).normal_()
+    _, w, ends = operands([rows - 170, 130], 1, n, k, GPU)
+    fw, last = folded_weight(w), slice(rows - 300, rows - 40)
+    a = mxfp8.quantize(x, target="folded", impl=impl)
+    want = mxfp8.quantize(x[last], target="folded", impl="reference")
+    assert same_bytes(a[0][last], want[0]) and torch.equal(a[1][last], want[1])
+    for source in (a, x):
+        out = torch.full((rows, n), torch.nan, dtype=torch.bfloat16, device=GPU)
+        mxfp8.grouped_gemm(source, fw, ends, out=out, impl=impl)
+        exact = reference.grouped_gemm(reference.dequantize(*want), reference.dequantize(*fw), groups([130, 130], GPU))
+        assert relative(out[last], exact) < 2.5e-3 and out[-40:].isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [48, 512, 4096])
+@pytest.mark.parametrize("impl", ["cuda", "triton"])
+def test_launches_go_to_the_current_stream(cuda_kernels, rows, impl):
+    # The default stream sleeps: whatever were launched to it would come after the check on the other stream.
+    x, w, ends = operands([rows // 4] * 4, rows, 256, 256, GPU)
+    fw, out = folded_weight(w), torch.empty(rows, 256, dtype=torch.bfloat16, device=GPU)
+    scratch = mxfp8.Folded(*mxfp8.quantize(x, target="folded"))
+    want = mxfp8.grouped_gemm(x, fw, ends, impl=impl)
+    side = torch.cuda.Stream()
+    for _ in range(3):  # the third call runs a kept plan
+        out.fill_(torch.nan)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(200_000_000)
+        with torch.cuda.stream(side):
+            mxfp8.grouped_gemm(x, fw, ends, out=out, scratch=scratch, impl=impl)
+            got = out.clone()
+        side.synchronize()
+        assert torch.equal(got, want)
+        torch.cuda.synchronize()
