@@ -215,3 +215,30 @@ def test_router_rows_that_are_no_floats_are_refused(dtype):
         router(x, w, 2)
     with pytest.raises(TypeError, match=f"weight must have dtype .*; got {dtype}"):
         router(w, x, 2)
+
+
+GROUPED = {
+    "swiglu": lambda d, o: swiglu(floats(4, 64, device=d), o),
+    "swiglu_backward": lambda d, o: swiglu_backward(floats(4, 64, device=d), floats(4, 32, device=d), o),
+    "grouped_gemm": lambda d, o: grouped_gemm(floats(4, 32, device=d), floats(2, 32, 32, device=d), o),
+    "grouped_gemm_wgrad": lambda d, o: grouped_gemm_wgrad(floats(4, 32, device=d), floats(4, 32, device=d), o),
+    "mxfp8.grouped_gemm": lambda d, o: mxfp8.grouped_gemm(floats(4, 32, device=d), weight(d), o),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_offsets_of_another_kind_are_refused(name, device):
+    good = offsets(device)
+    for bad, error, words in (
+        (good.long(), TypeError, r"offsets must have dtype torch\.int32; got torch\.int64"),
+        (good.to("meta"), ValueError, f"offsets must be on {device.type}.*; got meta"),
+        (good.repeat(2)[::2], ValueError, "offsets must be contiguous"),
+        (good[None], ValueError, "offsets must have shape"),
+        ([1, 4], TypeError, r"offsets must be a torch\.Tensor; got list"),
+        (None, TypeError, r"offsets must be a torch\.Tensor; got NoneType"),
+    ):
+        with pytest.raises(error, match=words):
+            GROUPED[name](device, bad)
+    if device.type == "cuda":
+        with pytest.raises(ValueError, match="offsets must be on cuda:0; got cpu"):
+            GROUPED[name](device, good.cpu())

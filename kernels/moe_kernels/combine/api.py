@@ -26,7 +26,7 @@ def combine(
 
     Args:
         peers: buffers [C, D].
-        dst_rank, dst_row: int32 [T, K] of `route_map`.
+        dst_rank, dst_row: int32 [T, K] of `route_map` for at most C rows; values are not checked, as in `dispatch`.
         weights: FP32 [T, K], or None for weight 1.
         out: [T, D] of the buffers' dtype, contiguous, to write into; memory of its own.
         impl: `triton` (default on CUDA) or `reference` (default on the CPU).

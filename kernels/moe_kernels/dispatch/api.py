@@ -50,7 +50,8 @@ def dispatch(
 
     Args:
         x: [T, D], contiguous; rows of 16-byte multiples move fastest.
-        dst_rank, dst_row: int32 [T, K] of `route_map`; other values than it gives are undefined.
+        dst_rank, dst_row: int32 [T, K] of `route_map`. Values are not checked: others than it gives, or those of a map
+            whose capacity exceeds the buffers', write outside.
         peers: buffers [C, D] of x's dtype.
         weights: FP32 [T, K], optional.
         impl: `triton` (default on CUDA) or `reference` (default on the CPU).
