@@ -184,6 +184,7 @@ def draw_sheet(
                 ],
                 textposition="auto",
                 insidetextanchor="start",
+                cliponaxis=False,
                 customdata=[
                     (
                         r["time_us_p20"],
