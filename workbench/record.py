@@ -178,7 +178,8 @@ class Recording:
         path = self.path / name
         if not path.is_file():
             raise FileNotFoundError(f"recording {self.slug}/{self.name} has no file {name!r}")
-        told = self.record.get("raw_outputs", {}).get("files", {}).get(name, {}).get("sha256")
+        files = (self.record.get("raw_outputs") or {}).get("files") or {}  # a live one lists none
+        told = files.get(name, {}).get("sha256")
         if told is not None and hashlib.sha256(path.read_bytes()).hexdigest() != told:
             raise RecordChangedError(
                 f"recording {self.slug}/{self.name}: the SHA-256 of {name} is not the recorded one"

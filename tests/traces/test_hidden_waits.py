@@ -44,6 +44,7 @@ WAITS = {
     "another vendor's runtime": [sync() | {"cat": "xpu_runtime"}],
     "an unknown name with the profiler's record of its wait": [sync(name="vendorWait"), RECORD],
     "a synchronous copy to the device": [sync(name="cudaMemcpy"), copy(H2D, 1390 * K, 1395 * K)],
+    "a long copy from pageable memory": [sync(name="cudaMemcpyAsync"), copy(H2D, 1390 * K, 1395 * K)],
     "a copy done by a kernel": [sync(name="hipMemcpyWithStream"), kernel(1390 * K, 1395 * K, 5000, name="copyBuffer")],
     "polling with error checks between": [
         c
@@ -180,3 +181,28 @@ def test_a_window_whose_operations_have_no_launch(tmp_path):
 def test_queries_where_nothing_is_launched_are_no_polling(tmp_path):
     found = verify_trace(look(tmp_path, [call("cudaEventQuery", i * K, i * K + K, i) for i in range(1, 30)]))
     assert found.exit_code == 2 and found.offences == []
+
+
+def test_a_short_copy_from_pageable_memory_or_a_long_one_from_pinned_does_not_wait(tmp_path):
+    pinned = [sync(name="cudaMemcpyAsync"), copy("Memcpy HtoD (Pinned -> Device)", 1390 * K, 1395 * K)]
+    short = [sync(1386 * K, 1400 * K, "cudaMemcpyAsync"), copy(H2D, 1392 * K, 1395 * K)]
+    for extra in (pinned, short):
+        assert verify_trace(look(tmp_path, [*steady(), *extra])).exit_code == 0
+
+
+@pytest.mark.parametrize(("blocking", "code"), [(20, 2), (3, 0)])
+def test_launches_that_return_only_after_their_kernel(tmp_path, blocking, code):
+    events = []
+    for i in range(20):
+        at = i * 20 * K
+        end = at + (12 * K if i < blocking else 4 * K)
+        events += [launch(at, end, 1 + i), kernel(at + 5 * K, at + 11 * K, 1 + i)]
+    found = verify_trace(look(tmp_path, events))
+    assert found.exit_code == code and ("CUDA_LAUNCH_BLOCKING" in str(found)) == (code == 2)
+
+
+def test_a_wait_of_a_thread_none_of_whose_kernels_was_recorded(tmp_path):
+    lost = [launch((i * 10 + 6) * K, (i * 10 + 8) * K, 7000 + i, tid=8) for i in range(30)]
+    found = verify_trace(look(tmp_path, [*steady(), *lost]))
+    assert found.exit_code == 2 and "30 kernel launches have no recorded kernel" in found.reasons[0]
+    assert verify_trace(look(tmp_path, [*steady(), *lost, sync(tid=8)])).exit_code == 1

@@ -257,3 +257,17 @@ def test_values_of_other_types_are_read(tmp_path, change):
     trace = read(path)
     assert len(trace.calls) == 5 and verify_trace(trace).exit_code in (1, 2)
     assert summarise(trace)["devices"]
+
+
+def test_page_faults_of_the_host_cannot_be_told(tmp_path):
+    path = export(tmp_path, drop=("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"))
+    db = sqlite3.connect(path)
+    db.execute("DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE nameId IN (2, 3)")
+    create(db, "CUDA_UM_CPU_PAGE_FAULT_EVENTS", "start globalPid address")
+    db.commit()
+    assert verify_trace(read(path), idle_threshold_us=100).exit_code == 0
+    db.execute("INSERT INTO CUDA_UM_CPU_PAGE_FAULT_EVENTS VALUES (5, 1, 2)")
+    db.commit()
+    db.close()
+    found = verify_trace(read(path), idle_threshold_us=100)
+    assert found.exit_code == 2 and any("host_page_faults 1" in r for r in found.reasons)

@@ -18,6 +18,8 @@ from workbench.traces.trace import (
     D2H,
     DEVICE_SYNC,
     EVENT_SYNC,
+    GRAPH_LAUNCH,
+    KERNEL,
     NONE,
     OTHER_CALL,
     OTHER_COPY,
@@ -40,6 +42,8 @@ VIOLATION_SHARE = 0.01
 TIMELESS_SHARE = 0.5
 UNSEEN_HOST_SHARE, UNSEEN_HOST_NS = 0.05, 1_000_000
 SLOW_POLL_CALLS = 3
+# In traces of asynchronous launches 0.6 % at most return after their kernel's end; in synchronous ones all do.
+SYNCHRONOUS_SHARE, FEWEST_LAUNCHES = 0.5, 10
 # Reasons of `Trace.dropped` that leave a hole where a wait or an operation may have been.
 LOST = (
     "damaged_events",
@@ -54,6 +58,7 @@ LOST = (
     "begin_end_events",
     "unknown_category",
     "calls_without_thread",
+    "host_page_faults",
     "stray_items",
     "second_document",
     "zero_time_copies",
@@ -128,6 +133,12 @@ def _links(analysis: Analysis, window: Window | None) -> list[str]:
     kernels = int((bare & followed & named(trace, LAUNCH)).sum()) - dropped
     if kernels > 0:
         why.append(f"{kernels} kernel launches have no recorded kernel, though later ones do: device records were lost")
+    share, of = _synchronous_launches(analysis)
+    if of >= FEWEST_LAUNCHES and share > SYNCHRONOUS_SHARE:
+        why.append(
+            f"{share:.0%} of {of} kernel launches returned only after their kernel had ended: was it recorded with "
+            "CUDA_LAUNCH_BLOCKING=1?"
+        )
     copies = np.flatnonzero(bare & named(trace, COPY_CALL) & (calls.end_ns - calls.start_ns >= POLL_NS))
     worked = ended_between(trace, calls.process[copies], calls.start_ns[copies], calls.end_ns[copies])
     copies = copies[followed[copies] | worked]
@@ -138,11 +149,23 @@ def _links(analysis: Analysis, window: Window | None) -> list[str]:
     return why
 
 
+def _synchronous_launches(analysis: Analysis) -> tuple[float, int]:
+    """(share of the kernel launches, graphs left out, that returned after their kernel ended; how many there are)."""
+    ops, calls = analysis.trace.ops, analysis.trace.calls
+    kernels = (ops.launch >= 0) & (ops.kind == KERNEL)
+    ends = np.full(len(calls), np.iinfo(np.int64).min, np.int64)
+    np.maximum.at(ends, ops.launch[kernels], ops.end_ns[kernels])
+    rows = np.flatnonzero((ends > np.iinfo(np.int64).min) & (calls.kind != GRAPH_LAUNCH))
+    return float((calls.end_ns[rows] >= ends[rows]).mean()) if len(rows) else 0.0, len(rows)
+
+
 def _bare(analysis: Analysis) -> tuple[np.ndarray, np.ndarray]:
     """Masks: calls without operations outside captures; calls that a launch of their thread with operations follows."""
     trace, calls = analysis.trace, analysis.trace.calls
     last = np.full(len(trace.threads) + 1, np.iinfo(np.int64).min, np.int64)
     np.maximum.at(last, calls.thread[analysis.launches], calls.start_ns[analysis.launches])
+    nothing = last == np.iinfo(np.int64).min  # threads none of whose launches has its operation
+    last[nothing] = calls.start_ns[analysis.launches].max(initial=np.iinfo(np.int64).min)
     followed = calls.start_ns < last[calls.thread]
     bare = np.ones(len(calls), bool)
     bare[analysis.launches] = False

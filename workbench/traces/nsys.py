@@ -149,6 +149,11 @@ class _Reader:
         for key in self.threads:
             process = self.processes.setdefault(key >> 24, len(self.processes))
             threads.append((process, key & 0xFFFFFF, thread_names.get(key, "")))
+        if "CUDA_UM_CPU_PAGE_FAULT_EVENTS" in self.tables:
+            faults = self.db.execute("SELECT COUNT(*) FROM CUDA_UM_CPU_PAGE_FAULT_EVENTS").fetchone()[0]
+            if faults:  # the host waited for managed memory, in no call
+                self.dropped["host_page_faults"] = faults
+                self.warnings.append(f"{faults} times the host touched managed memory that was on a device, and waited")
         if not len(ops):
             self.warnings.append("no device operations in this export (was it recorded with --trace=cuda?)")
         return Trace(

@@ -18,6 +18,7 @@ from workbench.traces.trace import (
     EVENT_SYNC,
     NONE,
     OTHER_CALL,
+    PAGEABLE,
     PINNED,
     QUERY,
     STREAM_SYNC,
@@ -108,6 +109,7 @@ def find_waits(trace: Trace) -> Waits:
     launches = launch_calls(trace)
     launching = np.zeros(len(trace.threads) + 1, bool)
     launching[calls.thread[launches]] = True
+    launching[calls.thread[named(trace, LAUNCH)]] = True  # of a thread whose kernels were not recorded, too
     delivered = np.full(len(calls), NONE, np.int64)
     call_kind = _kinds(trace, launches)
 
@@ -167,9 +169,15 @@ def _kinds(trace: Trace, launches: np.ndarray) -> np.ndarray:
 def _synchronous_copies(
     trace: Trace, launches: np.ndarray, delivered: np.ndarray, synchronous: np.ndarray
 ) -> np.ndarray:
-    """Copy calls of synchronous name, no D2H by their record, that returned after their work and other work ended."""
+    """Copy calls, no D2H by their record, that returned after their work and other work ended.
+
+    Synchronous by name, or long and from pageable memory, which the driver reads before it returns.
+    """
     ops, calls = trace.ops, trace.calls
-    rows = launches[(named(trace, COPY_CALL) & synchronous)[launches] & (delivered[launches] < 0)]
+    pageable = np.zeros(len(calls), bool)
+    pageable[ops.launch[(ops.launch >= 0) & (ops.host_memory == PAGEABLE)]] = True
+    may_wait = synchronous | (pageable & (calls.end_ns - calls.start_ns >= POLL_NS))
+    rows = launches[(named(trace, COPY_CALL) & may_wait)[launches] & (delivered[launches] < 0)]
     mine = np.flatnonzero(np.isin(ops.launch, rows))
     last = np.full(len(calls), np.iinfo(np.int64).min, np.int64)
     first = np.full(len(calls), np.iinfo(np.int64).max, np.int64)
