@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -10,15 +10,22 @@ import torch.distributed as dist
 from torch import nn
 
 from moe_kernels._launch import check_tensor
-from moe_kernels.all_to_all import SplitExchange, all_to_all_rows, expert_order, permute_rows
+from moe_kernels.all_to_all import (
+    HostSplits,
+    PendingSplits,
+    SplitExchange,
+    all_to_all_rows,
+    expert_order,
+    permute_rows,
+)
 from moe_kernels.block.config import PATHS, BlockConfig
 from moe_kernels.block.local import grouped_experts, permute, unpermute
 from moe_kernels.block.metrics import ForwardRecord, route_metrics
 from moe_kernels.block.rowwise import RowwisePlan, rowwise_experts
 from moe_kernels.block.shared import SideStream, shared_expert
-from moe_kernels.route_map import capacity_rows, route_map
+from moe_kernels.route_map import RouteMap, capacity_rows, route_map
 from moe_kernels.router import RouterOutput, router
-from moe_kernels.transport import SymmetricPool, Transport
+from moe_kernels.transport import Lease, SymmetricPool, Transport
 
 
 class RoutedBlock(nn.Module):
@@ -220,13 +227,7 @@ class RoutedBlock(nn.Module):
             expert_load = routed.counts
         else:
             pending = self.exchange.start(routed.counts)
-            try:
-                rows = permute(x, route, self.impl)
-                if side is not None and before:
-                    shared = self._shared(x)
-            finally:
-                # After an error too: the exchange could not be started again.
-                splits = pending.wait()
+            rows, shared, splits = self._while_counts_arrive(pending, x, route, side is not None and before)
             received = all_to_all_rows(rows[: sum(splits.send)], splits, self.exchange.group)
             if side is not None and not before:
                 shared = side.run(self._shared, x)
@@ -240,6 +241,17 @@ class RoutedBlock(nn.Module):
         out = unpermute(outputs, routed.weights, route, self.impl)
         self._record(microbatch, [routed], [route], expert_load)
         return self._joined(out, shared, side)
+
+    def _while_counts_arrive(
+        self, pending: PendingSplits, x: torch.Tensor, route: RouteMap, with_shared: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None, HostSplits]:
+        try:
+            rows = permute(x, route, self.impl)
+            shared = self._shared(x) if with_shared else None
+        finally:
+            # After an error too: the exchange could not be started again.
+            splits = pending.wait()
+        return rows, shared, splits
 
     def _rowwise(self, x_TD: Sequence[torch.Tensor], microbatch: int, side: SideStream | None) -> list[torch.Tensor]:
         assert self.transport is not None
@@ -261,15 +273,23 @@ class RoutedBlock(nn.Module):
             lease = self.pool.held_lease(self.index, microbatch)
         else:
             lease = self.pool.lease(self.index, microbatch, capacity)
-        try:
-            weights = [r.weights for r in routed]
-            # Whatever makes autograd call the node's backward; the router alone may be trained, for one.
-            inputs = (self.up_gate, self.down, *x_TD, *weights)
-            keep = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-            plan = RowwisePlan(self.transport, self.pool, lease, capacity, maps, self.impl, self.gemm, keep)
+        weights = [r.weights for r in routed]
+        # Whatever makes autograd call the node's backward; the router alone may be trained, for one.
+        inputs = (self.up_gate, self.down, *x_TD, *weights)
+        keep = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+        plan = RowwisePlan(self.transport, self.pool, lease, capacity, maps, self.impl, self.gemm, keep)
+
+        def leased() -> list[torch.Tensor]:
             outs = rowwise_experts(plan, self.up_gate, self.down, x_TD, weights)
             self._record(microbatch, routed, maps, None, capacity)
             return [self._joined(out, s, side) for out, s in zip(outs, shared)]
+
+        return self._or_released(leased, lease)
+
+    def _or_released(self, leased: Callable[[], list[torch.Tensor]], lease: Lease) -> list[torch.Tensor]:
+        # Apart, because torch.compile gives up a whole function whose graph breaks inside a try.
+        try:
+            return leased()
         except BaseException:
             # No backward will come for it. A recomputation's lease is that of the backward that asked for it.
             if lease.active and not self._recomputing:

@@ -44,8 +44,8 @@ def grouped_gemm(
         RuntimeError: impl='torch' where torch would read the offsets on the host.
     """
     impl = _check(a, offsets, impl)
-    check_no_grad("grouped_gemm", a, b, out)
     check_tensor("b", b, shape=(offsets.shape[0], a.shape[1], None), dtypes=(a.dtype,), device=a.device)
+    check_no_grad("grouped_gemm", a, b)
     if 1 not in b.stride()[1:] and min(b.shape) > 1:
         raise ValueError(f"b: one of its last two strides must be 1; got strides {tuple(b.stride())}")
     if out is None:
@@ -54,6 +54,7 @@ def grouped_gemm(
         out = a.new_empty(a.shape[0], b.shape[2])
     else:
         check_tensor("out", out, shape=(a.shape[0], b.shape[2]), dtypes=(a.dtype,), device=a.device, contiguous=True)
+        check_no_grad("out=", out)
         _check_own(out, a, b)
     if impl == "torch":
         raise ValueError("impl='torch' cannot write into out=; use impl='triton'")
@@ -78,8 +79,8 @@ def grouped_gemm_wgrad(
         impl: as for `grouped_gemm`.
     """
     impl = _check(a, offsets, impl)
-    check_no_grad("grouped_gemm_wgrad", a, grad, out)
     check_tensor("grad", grad, shape=(a.shape[0], None), dtypes=(a.dtype,), device=a.device, contiguous=True)
+    check_no_grad("grouped_gemm_wgrad", a, grad)
     if out is None:
         if impl == "torch":
             return _torch(a.t(), grad, offsets)
@@ -87,6 +88,7 @@ def grouped_gemm_wgrad(
     else:
         shape = (offsets.shape[0], a.shape[1], grad.shape[1])
         check_tensor("out", out, shape=shape, dtypes=(a.dtype,), device=a.device, contiguous=True)
+        check_no_grad("out=", out)
         _check_own(out, a, grad)
     if impl == "torch":
         raise ValueError("impl='torch' cannot write into out=; use impl='triton'")
