@@ -184,3 +184,14 @@ def test_ranks_named_twice_and_runs_apart_are_told(capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     assert "rank 0 is named by 2 files" in shown and "stands out: b.json, wait_us" in shown
     assert "both: 2 ranks start more than a minute apart" in shown and "lone" not in shown
+
+
+def test_the_report_never_replaces_a_trace(ranks: Path) -> None:
+    from workbench.cli.trace import app
+
+    trace = next(ranks.iterdir())
+    before = trace.read_bytes()
+    for out in (trace, ranks / "report.json"):
+        run = CliRunner().invoke(app, ["folder", str(ranks), "--processes", "1", "--out", str(out)])
+        assert run.exit_code == 2 and "not read as one of the traces" in run.output
+    assert trace.read_bytes() == before and not (ranks / "report.json").exists()

@@ -429,3 +429,14 @@ def test_a_window_over_words_is_refused():
     table = pl.DataFrame({"step": [1, 2], "segment": ["a", "b"]})
     with pytest.raises(ValueError, match="metric 'segment': expected numbers, got String"):
         window_median(table, "segment", 1, 2)
+
+
+def test_the_stitched_rows_never_replace_or_join_the_archive(tmp_path):
+    from workbench.cli import app
+
+    segment = write(tmp_path, "in/seg_1.csv", {"step": [1, 2], "ce": [3.0, 2.0]})
+    before = segment.read_bytes()
+    for archive, out in ((segment, segment), (tmp_path / "in", segment), (tmp_path / "in", tmp_path / "in/all.csv")):
+        told = CliRunner().invoke(app, ["history", "stitch", str(archive), "--out", str(out)])
+        assert told.exit_code == 2 and "outside the archive" in told.output
+    assert segment.read_bytes() == before and [p.name for p in (tmp_path / "in").iterdir()] == ["seg_1.csv"]

@@ -34,10 +34,13 @@ def folder_command(
 
     from workbench.cli.suite import default_jobs
     from workbench.suite.process import write_json
-    from workbench.traces import TraceError, trace_files
+    from workbench.traces import NAMES, TraceError, trace_files
     from workbench.traces.folder import analyse_folder
 
     console = Console(stderr=True)
+    if out is not None and out.resolve().parent == folder.resolve() and out.name.endswith(NAMES):
+        typer.echo(f"workbench trace: --out {out}: expected a file that is not read as one of the traces", err=True)
+        raise typer.Exit(2)
     try:
         ticks = iter(track(trace_files(folder), description="ranks", console=console))
         with _client(scheduler) as client:

@@ -38,6 +38,8 @@ def stitch(
 
     if out is not None and out.suffix.lower() not in (".csv", ".parquet"):
         _fail(f"--out {out}: expected .csv or .parquet")
+    if out is not None and archive.resolve() in (out.resolve(), *out.resolve().parents):
+        _fail(f"--out {out}: expected a file outside the archive, where it would be read as a segment")
     runs = _read(archive, step, order)
     tables, report = [], []
     for run in runs:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from workbench.traces.trace import Trace, TraceError
 
-__all__ = ["Trace", "TraceError", "read", "read_folder", "trace_files"]
+__all__ = ["NAMES", "Trace", "TraceError", "read", "read_folder", "trace_files"]
 
-_NAMES = (".json", ".json.gz", ".sqlite", ".pt.trace.json", ".pt.trace.json.gz")
+NAMES = (".json", ".json.gz", ".sqlite", ".pt.trace.json", ".pt.trace.json.gz")
 
 
 def read(path: str | Path) -> Trace:
@@ -47,7 +47,7 @@ def trace_files(folder: str | Path) -> list[Path]:
     if not folder.is_dir():
         raise TraceError(f"{folder}: no such folder")
     hidden = (".", "_")
-    paths = sorted(p for p in folder.iterdir() if p.is_file() and p.name.endswith(_NAMES) and p.name[0] not in hidden)
+    paths = sorted(p for p in folder.iterdir() if p.is_file() and p.name.endswith(NAMES) and p.name[0] not in hidden)
     if not paths:
         raise TraceError(f"{folder}: no trace files (.json, .json.gz, .sqlite) in this folder")
     return paths

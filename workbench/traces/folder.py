@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from workbench.traces import TraceError, read, trace_files
+from workbench.traces.holes import LOST
 
 OK, PARTIAL, FAILED = "ok", "partial", "failed"
-LOSSES = ("damaged_events", "damaged_bytes", "truncated_file", "dropped_records")
 COMPARED = ("step_us", "busy_us", "idle_us", "wait_us", "exposed_us")
 OUTLIER_DEVIATIONS, OUTLIER_SHARE = 5.0, 0.05
 _RANK = re.compile(r"rank[-_]?(\d+)", re.I)
@@ -100,7 +100,7 @@ def summarise_rank(path: str, window: str | None = None) -> RankSummary:
         return RankSummary(file.name, rank, FAILED, message, seconds=time.perf_counter() - began)
     devices, waits = report["devices"], [w for w in report["waits"] if w["blocking"]]
     named = steps(trace)
-    lost = {k: v for k, v in trace.dropped.items() if k in LOSSES}
+    lost = {k: v for k, v in trace.dropped.items() if k in LOST}
     base = trace.metadata.get("baseTimeNanoseconds")
     base = base if isinstance(base, int) else 0
     communication = [r for r in table if r["metric"] == "communication exposure"]

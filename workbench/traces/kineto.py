@@ -20,15 +20,10 @@ import numpy as np
 
 from workbench.traces.digits import parse_us
 from workbench.traces.repair import first_value, mend, skip_strays
+from workbench.traces.scalars import copy_kind, host_memory, int32, label, number
 from workbench.traces.trace import (
     COPY,
-    D2D,
-    D2H,
-    H2D,
     NONE,
-    OTHER_COPY,
-    PAGEABLE,
-    PINNED,
     UNKNOWN_MEMORY,
     Calls,
     DeviceOps,
@@ -304,7 +299,7 @@ class _Ids(dict):
         self.rows = rows
 
     def __missing__(self, key: Any) -> int:
-        same = tuple(map(_number, key)) if isinstance(key, tuple) else _number(key)
+        same = tuple(map(number, key)) if isinstance(key, tuple) else number(key)
         self[key] = self.rows.setdefault(same, len(self.rows))
         return self[key]
 
@@ -408,7 +403,7 @@ class _Builder:
 
     def _meta_event(self, event: _Event) -> None:
         if event.name == "thread_name" and event.args is not None and isinstance(event.args.name, str):
-            self.thread_names[_number(event.pid), _number(event.tid)] = event.args.name
+            self.thread_names[number(event.pid), number(event.tid)] = event.args.name
 
     def _times(self, events: list[_Event], code: np.ndarray) -> tuple[list[_Event], np.ndarray, np.ndarray, np.ndarray]:
         n = len(events)
@@ -461,15 +456,15 @@ class _Builder:
             "host_memory": np.full(n, UNKNOWN_MEMORY, np.int8),
             "size_bytes": _integers([a.size for a in args], self),
             "process": np.full(n, NONE, np.int32),
-            "device": _int32(device),
+            "device": int32(device),
             "stream": _integers([e.tid if a.stream is None else a.stream for a, e in zip(args, events)], self),
             "correlation": _integers([a.correlation for a in args], self),
             "launch": np.full(n, NONE, np.int64),
         }
         for i in np.flatnonzero(kind == COPY).tolist():
             name = str(events[i].name)
-            columns["copy_kind"][i] = _copy_kind(f"{name} {args[i].kind or ''}")
-            columns["host_memory"][i] = _host_memory(name)
+            columns["copy_kind"][i] = copy_kind(f"{name} {args[i].kind or ''}")
+            columns["host_memory"][i] = host_memory(name)
         self.chunks["ops"].append(columns)
 
     def _add_calls(self, events: list[_Event], kind: np.ndarray, columns: dict[str, np.ndarray]) -> None:
@@ -491,7 +486,7 @@ class _Builder:
         device = _integers([e.pid if a.device is None else a.device for a, e in zip(args, events)], self)
         columns |= {
             "process": np.full(len(kind), NONE, np.int32),
-            "device": _int32(device),
+            "device": int32(device),
             "stream": _integers([a.stream for a in args], self),
             "correlation": _integers([a.correlation for a in args], self),
             "wait_stream": _integers([a.wait_stream for a in args], self),
@@ -510,7 +505,7 @@ class _Builder:
         threads: list[tuple[int, int | str, str]] = []
         for pid, tid in self.threads:
             process = self.processes.setdefault(pid, len(self.processes))
-            threads.append((process, _label(tid), self.thread_names.get((pid, tid), "")))
+            threads.append((process, label(tid), self.thread_names.get((pid, tid), "")))
         if self.unknown_phases:
             self.warn("begin/end event pairs (ph B, E) are not read; Kineto writes complete events (ph X)")
         if not len(ops):
@@ -522,7 +517,7 @@ class _Builder:
             spans=spans,
             syncs=syncs,
             names=names,
-            processes=[_label(p) for p in self.processes],
+            processes=[label(p) for p in self.processes],
             threads=threads,
             metadata=self.metadata,
             dropped=self.dropped,
@@ -552,17 +547,6 @@ def _category(text: str) -> int | None:
     return _CALL if text.endswith(("_runtime", "_driver")) else _CLASS.get(text)
 
 
-def _number(value: Any) -> Any:
-    """A process or thread id: digits in a string are the number."""
-    return int(value) if isinstance(value, str) and len(value) < 20 and value.isdecimal() else value
-
-
-def _label(value: Any) -> int | str:
-    if isinstance(value, (int, str)):
-        return value
-    return str(value)
-
-
 def _integers(values: list[Any], builder: _Builder) -> np.ndarray:
     """int64 column from JSON scalars; absent is -1, text is parsed, what does not fit int64 is -1 and counted."""
     try:
@@ -586,24 +570,3 @@ def _integers(values: list[Any], builder: _Builder) -> np.ndarray:
     if odd:
         builder.count("out_of_range_ids", odd)
     return out
-
-
-def _int32(values: np.ndarray) -> np.ndarray:
-    return values.clip(-(1 << 31), (1 << 31) - 1).astype(np.int32)
-
-
-def _copy_kind(text: str) -> int:
-    text = text.replace(" ", "")
-    if "DtoH" in text or "DeviceToHost" in text:
-        return D2H
-    if "HtoD" in text or "HostToDevice" in text:
-        return H2D
-    if "DtoD" in text or "DeviceToDevice" in text:
-        return D2D
-    return OTHER_COPY
-
-
-def _host_memory(name: str) -> int:
-    if "Pageable" in name:
-        return PAGEABLE
-    return PINNED if "Pinned" in name else UNKNOWN_MEMORY
