@@ -41,9 +41,13 @@ WAITS = {
     "a thread written as text": [sync(tid=str(TID))],
     "a process written as text": [sync(pid=str(PID))],
     "a category with a space": [sync() | {"cat": "cuda_runtime "}],
+    "a name with its library": [sync(name="libcudart.so.12:cudaStreamSynchronize")],
+    "a name with a namespace": [sync(name=" ::cudaStreamSynchronize")],
+    "a name in capitals": [sync(name="CUDASTREAMSYNCHRONIZE")],
     "another vendor's runtime": [sync() | {"cat": "xpu_runtime"}],
     "an unknown name with the profiler's record of its wait": [sync(name="vendorWait"), RECORD],
     "a synchronous copy to the device": [sync(name="cudaMemcpy"), copy(H2D, 1390 * K, 1395 * K)],
+    "a synchronous set": [sync(name="cudaMemset"), copy("Memset (Device)", 1390 * K, 1395 * K) | {"cat": "gpu_memset"}],
     "a long copy from pageable memory": [sync(name="cudaMemcpyAsync"), copy(H2D, 1390 * K, 1395 * K)],
     "a copy done by a kernel": [sync(name="hipMemcpyWithStream"), kernel(1390 * K, 1395 * K, 5000, name="copyBuffer")],
     "polling with error checks between": [
@@ -79,6 +83,8 @@ OPEN = {
     "a copy call without its copy": ([sync(name="cudaMemcpyAsync")], "1 copy calls"),
     "a name that is missing": ([sync() | {"name": None}], "of no known kind: None"),
     "a name of nobody": ([sync(name="hsa_signal_wait_scacquire")], "hsa_signal_wait_scacquire"),
+    "short calls of nobody": ([sync(650 * K, 670 * K, "vendorCall")], "1 calls of 20 us"),
+    "a call of the vendor that says wait": ([sync(name="cudaSomethingWait")], "cudaSomethingWait"),
     "a category that is missing": ([without(sync(), "cat")], "unknown_category 1"),
     "a thread that is missing": ([without(sync(), "tid")], "calls_without_thread 1"),
     "a process that is missing": ([without(sync(), "pid")], "calls_without_thread 1"),
@@ -91,7 +97,7 @@ OPEN = {
         "it may poll",
     ),
     "an operator that reads, without calls": (
-        [event("cpu_op", "aten::_local_scalar_dense", 650 * K, 1400 * K)],
+        [event("cpu_op", "aten::_local_scalar_dense", 650 * K, 670 * K)],
         "1 operators that read device values",
     ),
     "a wait for nothing that is recorded": (
@@ -130,6 +136,8 @@ def test_a_wait_of_a_thread_that_launches_nothing_while_all_submission_stands_st
     before, after = steady(30), steady(30, 1005 * K, first=4000)
     found = verify_trace(look(tmp_path, [*before, sync(310 * K, 1000 * K, tid=99), *after]))
     assert found.exit_code == 2 and "threads that launch nothing" in found.reasons[0]
+    other = [launch(700 * K, 701 * K, 8888, tid=66), kernel(1521 * K, 1522 * K, 8888)]
+    assert verify_trace(look(tmp_path, [*before, sync(310 * K, 1000 * K, tid=99), *other, *after])).exit_code == 2
     assert verify_trace(look(tmp_path, [*steady(), sync(100 * K, 500 * K, tid=99)])).exit_code == 0
 
 

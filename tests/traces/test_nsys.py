@@ -260,7 +260,7 @@ def test_values_of_other_types_are_read(tmp_path, change):
 
 
 def test_page_faults_of_the_host_cannot_be_told(tmp_path):
-    path = export(tmp_path, drop=("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"))
+    path = export(tmp_path, drop=("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "NVTX_EVENTS"))
     db = sqlite3.connect(path)
     db.execute("DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE nameId IN (2, 3)")
     create(db, "CUDA_UM_CPU_PAGE_FAULT_EVENTS", "start globalPid address")

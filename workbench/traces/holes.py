@@ -65,7 +65,8 @@ LOST = (
     "zero_time_calls",
 )
 _VENDOR = re.compile(r"^_{0,2}(cuda|cu|hip|roc|nvtx|nccl|rccl|cudnn|cublas)[A-Z]|^INVALID$")
-_SCALAR = re.compile(r"^aten::(item|_local_scalar_dense|nonzero)$")
+_MAY_WAIT = re.compile(r"(?<!Stream)Wait|Sync(?!hronizationPolicy)|Fence")
+_SCALAR = re.compile(r"^aten::(item|_local_scalar_dense)$")
 _ATEN = re.compile(r"aten::")
 
 
@@ -253,14 +254,14 @@ def _calls(analysis: Analysis, window: Window | None) -> list[str]:
         )
     launching = np.zeros(len(trace.threads) + 1, bool)
     launching[calls.thread[analysis.launches]] = True
-    unknown = (calls.kind == OTHER_CALL) & ~named(trace, _VENDOR) & launching[calls.thread]
-    unknown &= (calls.end_ns - calls.start_ns >= LONG_CALL_NS) & _overlaps(calls.start_ns, calls.end_ns, window)
+    unknown = (calls.kind == OTHER_CALL) & (~named(trace, _VENDOR) | named(trace, _MAY_WAIT)) & launching[calls.thread]
+    unknown &= (calls.end_ns - calls.start_ns >= POLL_NS) & _overlaps(calls.start_ns, calls.end_ns, window)
     unknown[analysis.launches] = False
     unknown[waits.call] = False
     if unknown.any():
         some = sorted({trace.names[i] for i in calls.name[unknown]})[:3]
         why.append(
-            f"{int(unknown.sum())} calls of {LONG_CALL_NS / 1e3:g} us and more are of no known kind: {', '.join(some)}"
+            f"{int(unknown.sum())} calls of {POLL_NS / 1e3:g} us and more are of no known kind: {', '.join(some)}"
         )
     syncs = trace.syncs
     explicit = np.array([not trace.names[i].startswith("Stream Wait") for i in syncs.name], bool)
@@ -289,17 +290,17 @@ def _calls(analysis: Analysis, window: Window | None) -> list[str]:
 
 
 def _standstills(analysis: Analysis, rows: np.ndarray) -> int:
-    """How many of these waits ended after nothing had been submitted for half of them, and work was submitted later."""
+    """In how many of these waits nothing was submitted for half of the time, and work was submitted later."""
     calls, waits = analysis.trace.calls, analysis.waits
+    starts = calls.start_ns[analysis.launches]
     found = 0
     for i in rows:
-        starts = calls.start_ns[analysis.launches]
-        at = int(np.searchsorted(starts, waits.end_ns[i]))
-        if at == len(starts):
+        begin, end = int(waits.start_ns[i]), int(waits.end_ns[i])
+        first, last = np.searchsorted(starts, [begin, end])
+        if last == len(starts):
             continue
-        before = int(calls.end_ns[analysis.launches[:at]].max()) if at else int(waits.start_ns[i])
-        still = int(waits.end_ns[i]) - max(before, int(waits.start_ns[i]))
-        found += bool(still >= max(POLL_NS, (waits.end_ns[i] - waits.start_ns[i]) // 2))
+        still = np.diff([begin, *starts[first:last], end]).max()
+        found += bool(still >= max(POLL_NS, (end - begin) // 2))
     return found
 
 
@@ -309,7 +310,7 @@ def _reads_without_calls(analysis: Analysis, window: Window | None) -> int:
     rows = np.flatnonzero(
         (spans.kind == CPU_OP)
         & np.isin(spans.name, list(read))
-        & (spans.end_ns - spans.start_ns >= LONG_CALL_NS)
+        & (spans.end_ns - spans.start_ns >= POLL_NS)
         & _overlaps(spans.start_ns, spans.end_ns, window)
     )
     found = 0

@@ -28,13 +28,16 @@ STREAM_SYNC, EVENT_SYNC, DEVICE_SYNC, QUERY, STREAM_WAIT, EVENT_RECORD, GRAPH_LA
 NONE = -1
 
 _CALL_KINDS = [
-    (STREAM_SYNC, re.compile(r"^(cuda|cu|hip)StreamSynchronize")),
-    (EVENT_SYNC, re.compile(r"^(cuda|cu|hip)EventSynchronize")),
-    (DEVICE_SYNC, re.compile(r"^(cuda|hip)DeviceSynchronize|^cudaThreadSynchronize|^(cu|hip)CtxSynchronize")),
-    (QUERY, re.compile(r"^(cuda|cu|hip)(Event|Stream)Query")),
-    (STREAM_WAIT, re.compile(r"^(cuda|cu|hip)StreamWaitEvent")),
-    (EVENT_RECORD, re.compile(r"^(cuda|cu|hip)EventRecord")),
-    (GRAPH_LAUNCH, re.compile(r"^(cuda|cu|hip)GraphLaunch")),
+    (STREAM_SYNC, re.compile(r"^(cuda|cu|hip)StreamSynchronize", re.IGNORECASE)),
+    (EVENT_SYNC, re.compile(r"^(cuda|cu|hip)EventSynchronize", re.IGNORECASE)),
+    (
+        DEVICE_SYNC,
+        re.compile(r"^(cuda|hip)DeviceSynchronize|^cudaThreadSynchronize|^(cu|hip)CtxSynchronize", re.IGNORECASE),
+    ),
+    (QUERY, re.compile(r"^(cuda|cu|hip)(Event|Stream)Query", re.IGNORECASE)),
+    (STREAM_WAIT, re.compile(r"^(cuda|cu|hip)StreamWaitEvent", re.IGNORECASE)),
+    (EVENT_RECORD, re.compile(r"^(cuda|cu|hip)EventRecord", re.IGNORECASE)),
+    (GRAPH_LAUNCH, re.compile(r"^(cuda|cu|hip)GraphLaunch", re.IGNORECASE)),
 ]
 
 
@@ -44,8 +47,9 @@ class TraceError(ValueError):
 
 def call_kind(name: str) -> int:
     """Class of a runtime or driver call by its name (`STREAM_SYNC`, `EVENT_SYNC`, ... or `OTHER_CALL`)."""
+    bare = name.strip().rpartition(":")[2]  # of a name with its library or namespace
     for kind, pattern in _CALL_KINDS:
-        if pattern.match(name):
+        if pattern.match(bare):
             return kind
     return OTHER_CALL
 

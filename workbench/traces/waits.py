@@ -41,6 +41,7 @@ POLL_CALLS, POLL_NS = 8, 20_000
 LONG_CALL_NS = 100_000
 LAUNCH = re.compile(r"^(cuda|cu|hip)(Ext)?(ModuleLaunch|Launch)(Cooperative)?Kernel|^hipExtModuleLaunchKernel")
 COPY_CALL = re.compile(r"^(cuda|cu|hip)Memcpy")
+_MOVES = re.compile(r"^(cuda|cu|hip)Mem(cpy|set)")
 _FREES = re.compile(r"^(cuda|cu|hip)(Mem)?Free(Array|Host|MipmappedArray)?(_v\d+)*$")
 """Calls that wait for all work of the device before they return."""
 _RECORD_KIND = (("Event Sync", EVENT_SYNC), ("Stream Sync", STREAM_SYNC), ("Context Sync", DEVICE_SYNC))
@@ -177,7 +178,7 @@ def _synchronous_copies(
     pageable = np.zeros(len(calls), bool)
     pageable[ops.launch[(ops.launch >= 0) & (ops.host_memory == PAGEABLE)]] = True
     may_wait = synchronous | (pageable & (calls.end_ns - calls.start_ns >= POLL_NS))
-    rows = launches[(named(trace, COPY_CALL) & may_wait)[launches] & (delivered[launches] < 0)]
+    rows = launches[(named(trace, _MOVES) & may_wait)[launches] & (delivered[launches] < 0)]
     mine = np.flatnonzero(np.isin(ops.launch, rows))
     last = np.full(len(calls), np.iinfo(np.int64).min, np.int64)
     first = np.full(len(calls), np.iinfo(np.int64).max, np.int64)
