@@ -39,7 +39,7 @@ test-gpu: setup
 	$(BIN)/python -m pytest -q -m gpu $(ARGS)
 
 lab: setup
-	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=. notebooks/tools/your_trace.ipynb $(ARGS)
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/tools/your_trace.ipynb $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -49,6 +49,7 @@ lint: setup
 # make record SLUG=op_dispatch: refuses while the tests of what it measures are red
 record: setup
 	@test -n "$(SLUG)" || { echo "usage: make record SLUG=<experiment>"; exit 2; }
+	@$(BIN)/workbench record run $(SLUG) --dry-run $(ARGS)
 	$(BIN)/python -m pytest -q -x tests -k "$(SLUG) or $(patsubst op_%,%,$(SLUG))"
 	$(BIN)/python -m workbench.record $(SLUG) $(ARGS)
 

@@ -224,6 +224,12 @@ def test_record_refuses_before_it_measures(tmp_path) -> None:
     assert "no such folder" in call("record", "list", "--root", str(tmp_path / "absent"), status=2)
 
 
+def test_record_dry_run_refuses_the_same_and_measures_nothing(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "needs one CUDA GPU" in call("record", "run", "op_router", "--dry-run", status=2)
+    monkeypatch.setattr("workbench.record.main", lambda _: pytest.fail("measured"))
+    assert call("record", "run", "fig45_lbl_branch", "--dry-run", "--out", str(tmp_path)) == ""
+
+
 def test_list_continues_below_the_title_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(call("list").splitlines()) >= len(slugs())
     monkeypatch.setattr("workbench.cli.output._on_terminal", lambda: True)

@@ -25,6 +25,7 @@ def run(
     slug: Annotated[str, typer.Argument(metavar="SLUG", help="Name of an experiment; see: workbench list.")],
     param: Param = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to, instead of data/recorded.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Refuse what would be refused; measure nothing.")] = False,
 ) -> None:
     """Measure an experiment here and write its recording."""
     from workbench.cli.suite import _refuse
@@ -38,6 +39,8 @@ def run(
         experiment.choose("live")
     except (KeyError, ParameterError, ValueError) as error:
         _refuse(error.args[0])
+    if dry_run:
+        return
     arguments = [slug, *(x for name, value in values.items() for x in ("-p", f"{name}={json.dumps(value)}"))]
     raise typer.Exit(main([*arguments, "--out", str(out)] if out else arguments))
 
