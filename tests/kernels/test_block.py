@@ -248,13 +248,15 @@ def test_backward_twice_raises():
         out.backward(d_out)
 
 
-def test_recompute_uses_the_same_lease_and_counts_metrics_once():
+@pytest.mark.parametrize("early_stop", [False, True])
+def test_recompute_uses_the_same_lease_and_counts_metrics_once(early_stop):
     x, d_out = data(SMALL, 24)
     expected = run_block(rowwise(SMALL, 2), x, d_out)
     block = rowwise(SMALL, 2)
     x = x.requires_grad_()
-    # Without this the recomputation stops before it reaches the metrics, and the test would hold for that reason alone.
-    with set_checkpoint_early_stop(False):
+    # A recomputation that stops early never reaches the metrics: only the whole one can count them twice. The early one
+    # leaves the block through an exception, which must keep the lease.
+    with set_checkpoint_early_stop(early_stop):
         out = checkpoint(block, x, use_reentrant=False, context_fn=block.checkpoint_contexts)
     records = dict(block._records)
     out.backward(d_out)
@@ -455,3 +457,19 @@ def test_rows_of_another_dtype_or_device_are_named(path):
 def test_a_number_of_ranks_that_is_no_integer_is_named(world_size):
     with pytest.raises(TypeError, match="world_size must be an int"):
         VirtualTransport(world_size, "cpu")
+
+
+@pytest.mark.parametrize("early_stop", [False, True])
+@pytest.mark.parametrize("path", ["no_ep", "synchronized"])
+def test_recompute_without_leases(path, early_stop):
+    x, d_out = data(SMALL, 24)
+    expected = run_block(RoutedBlock(SMALL, path=path, seed=5), x, d_out)
+    block = RoutedBlock(SMALL, path=path, seed=5)
+    x = x.requires_grad_()
+    with set_checkpoint_early_stop(early_stop):
+        out = checkpoint(block, x, use_reentrant=False, context_fn=block.checkpoint_contexts)
+    out.backward(d_out)
+    assert_close("x", x.grad, expected["x"], 1e-6)
+    assert_close("up_gate", block.up_gate.grad, expected["up_gate"], 1e-6)
+    assert int(block.metrics["offered"]) == 48
+    block(x)
