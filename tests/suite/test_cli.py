@@ -146,3 +146,12 @@ def test_a_disk_that_fills_up_while_the_page_is_written_is_said(tmp_path: Path, 
     told = call("run", "fig29_running_dry", "--out", out, status=2)
     assert f"results cannot be written to {out}: No space left on device" in told
     assert (out / "run.json").is_file()
+
+
+def test_names_from_a_file_do_not_steer_the_terminal() -> None:
+    from workbench.suite.progress import describe_outcome
+
+    check = {"claim": "\x1b[2Jclaim", "holds": False, "value": "\u202evalue"}
+    outcome = {"slug": "your_trace", "status": "claim_failed", "seconds": 1.0, "checks": [check], "error": None}
+    told = describe_outcome(outcome | {"badge": "your trace: a\n[1/1] b: passed\x07"})
+    assert told.count("\n") == 1 and "\\x1b[2Jclaim [\\x202evalue]" in told and "a [1/1] b: passed\\x07" in told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, TextIO
 
+from workbench.cli.output import plain
 from workbench.suite.verdict import STANDINGS, standing
 
 WORDS = {
@@ -99,7 +100,7 @@ def describe_outcome(outcome: dict[str, Any]) -> str:
     if outcome["checks"]:
         parts.append(f"claims: {', '.join(counts)}")
     if outcome["badge"]:
-        parts.append(outcome["badge"])
+        parts.append(" ".join(outcome["badge"].split()))
     lines = [" · ".join([" ".join(parts[:2]), *parts[2:]])]
     lines += [f"    fails: {c['claim']} [{c.get('value')}]" for c in outcome["checks"] if standing(c) == "failed"]
     if outcome["error"]:
@@ -107,4 +108,4 @@ def describe_outcome(outcome: dict[str, Any]) -> str:
         lines += [f"    | {line}" for line in outcome["error"].get("excerpt", "").splitlines()[-8:]]
     if outcome.get("html_error"):
         lines.append(f"    no HTML: {outcome['html_error']}")
-    return "\n".join(lines)
+    return plain("\n".join(lines))
