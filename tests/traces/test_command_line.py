@@ -10,6 +10,7 @@ from test_analysis import item, stacked, steps_events
 from typer.testing import CliRunner
 
 from workbench.cli import output
+from workbench.cli import trace as trace_cli
 from workbench.cli.trace import app
 
 K = 1_000
@@ -178,6 +179,42 @@ def test_summary_fits_80_columns_but_for_paths_and_notes(tmp_path):
     assert done.exit_code == 0 and max(len(x) for x in lines if not x.startswith(("note:", "    at "))) <= 80
     assert "  idle                       500.0 us   71.6 %" in lines and "    at model.py:57 (route)" in lines
     assert "    wait 160.0 us, launch gap 640.0 us, gpu idle 499.0 us" in lines
+
+
+def test_summary_says_what_a_cause_means_and_lists_a_line_once_with_its_ranges(capsys):
+    at = {"blocking": True, "kind": "blocking_d2h", "line": "model.py:57 (route)", "op": None}
+    waits = [at | {"range": f"block {i}", "duration_ns": 1000 * i} for i in (1, 2, 3, 4)]
+    lineless = {"blocking": True, "kind": "event_sync", "line": None, "op": None}
+    waits += [lineless | {"range": r, "duration_ns": 100} for r in ("block 1", "block 2")]
+    trace_cli._show_waits(waits)
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "  4 x blocking_d2h, 10.0 us, longest 4.0 us",
+        "    at model.py:57 (route)",
+        "    in block 4 (4.0 us), block 3 (3.0 us), block 2 (2.0 us) and 1 more",
+        "  1 x event_sync, 0.1 us, longest 0.1 us",
+        "    in block 1",
+        "  1 x event_sync, 0.1 us, longest 0.1 us",
+        "    in block 2",
+    ]
+    causes = {k.replace("_", " ") for k in idle_causes()}
+    assert causes == set(trace_cli.MEANING)
+
+
+def idle_causes() -> set[str]:
+    from workbench.traces.idle import CAUSES
+
+    return {c for c in CAUSES if c != "sync"} | {"sync_blocked", "sync_rebuild"}
+
+
+def test_whatif_leads_with_the_gain_or_says_that_nothing_was_asked(tmp_path):
+    path = write(tmp_path, item("Pageable"))
+    answer = json.loads(run("whatif", path, "--host-scale", 0.5, "--json").stdout)
+    ratio = answer["replayed_us"] / answer["predicted_us"]
+    assert ratio > 1
+    told = run("whatif", path, "--host-scale", 0.5).stdout.splitlines()[0]
+    assert told == f"predicted: {ratio:.3g} times as fast, {100 * (1 / ratio - 1):+.1f} % time"
+    assert run("whatif", path).stdout.startswith("nothing is changed: give --remove-waits")
+    assert not run("whatif", path, "--remove-waits").stdout.startswith("nothing")
 
 
 def test_long_lines_continue_on_a_terminal_only():

@@ -28,6 +28,15 @@ WindowText = Annotated[
 
 app.command("folder")(folder_command)
 LISTED = 40
+# What ended the idle time, in words that leave a line within 80 columns.
+MEANING = {
+    "submission": "launched after it had run dry",
+    "sync blocked": "the host is in a wait",
+    "sync rebuild": "after the wait, nothing queued",
+    "turnaround": "the next one queued, to 5 us",
+    "dependency": "queued behind another stream",
+    "unknown": "no launch recorded",
+}
 
 
 def _fail(message: object, code: int = 2) -> typer.Exit:
@@ -80,7 +89,9 @@ def summary(file: File, as_json: AsJson = False, window: WindowText = "all") -> 
         else:
             _print(reports[0])
         return
-    for trace, report, table in zip(found, reports, tables):
+    for i, (trace, report, table) in enumerate(zip(found, reports, tables)):
+        if i:
+            say("")
         _show(trace.source, report, table)
     if file.is_dir():
         for row in rank_skew(found):
@@ -103,26 +114,14 @@ def _show(source: str, report: dict[str, Any], table: list[dict[str, Any]]) -> N
         rows += [(f"  {k.replace('_', ' ')}", v) for k, v in d["idle_by_cause_ns"].items() if v]
         for name, ns in rows:
             share = f"{100 * ns / (high - low):6.1f} %" if high > low else ""
-            say(f"  {name:<18}{ns / 1e3:14.1f} us {share}".rstrip())
+            say(f"  {name:<18}{ns / 1e3:14.1f} us {share}  {MEANING.get(name.strip(), '')}".rstrip())
         say(f"  headroom: mean {d['headroom_us']['mean']:.1f} us, most {d['headroom_us']['max']:.1f} us")
         distance = d["launch_to_start_us"]
         if distance["p50"] is not None:
             say(f"  launch to start: median {distance['p50']:.1f} us, 95th percentile {distance['p95']:.1f} us")
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for w in report["waits"]:
-        if w["blocking"]:
-            groups.setdefault((w["kind"], w["line"], w["op"], w["range"]), []).append(w["duration_ns"])
-    if groups:
-        say("\nhost waits, longest in sum first")
-    for (kind, *place), times in sorted(groups.items(), key=lambda g: -sum(g[1]))[:LISTED]:
-        say(f"  {len(times)} x {kind}, {sum(times) / 1e3:.1f} us, longest {max(times) / 1e3:.1f} us")
-        for word, text in zip(("at", "by", "in"), place):
-            if text:
-                say(f"    {word} {text}")
-    if len(groups) > LISTED:
-        say(f"  and {len(groups) - LISTED} more places")
+    _show_waits(report["waits"])
     if table:
-        say("\nmetrics of Table 51")
+        say("\nmetrics as the report's Table 51 defines them")
     for row in table:
         values = [f"{k.removesuffix('_us').replace('_', ' ')} {v:.1f} us" for k, v in row.items() if k.endswith("_us")]
         where = f", device {row['device']}" if "device" in row else ""
@@ -135,6 +134,36 @@ def _show(source: str, report: dict[str, Any], table: list[dict[str, Any]]) -> N
         say(f"dropped: {key} {n}")
     for note in report["warnings"]:
         say(f"note: {note}")
+
+
+def _show_waits(waits: list[dict[str, Any]]) -> None:
+    """One entry a source line, with its ranges; where no line or operator is known, one a range."""
+    groups: dict[tuple[Any, ...], dict[Any, list[int]]] = {}
+    for w in waits:
+        if w["blocking"]:
+            place = (w["line"], w["op"])
+            key = (w["kind"], *place, None if any(place) else w["range"])
+            groups.setdefault(key, {}).setdefault(w["range"], []).append(w["duration_ns"])
+    if groups:
+        say("\nhost waits, longest in sum first")
+    ordered = sorted(groups.items(), key=lambda g: -sum(map(sum, g[1].values())))
+    for (kind, line, op, _), ranges in ordered[:LISTED]:
+        times = [t for of_range in ranges.values() for t in of_range]
+        say(f"  {len(times)} x {kind}, {sum(times) / 1e3:.1f} us, longest {max(times) / 1e3:.1f} us")
+        for word, text in (("at", line), ("by", op), ("in", _ranges(ranges))):
+            if text:
+                say(f"    {word} {text}")
+    if len(groups) > LISTED:
+        say(f"  and {len(groups) - LISTED} more places")
+
+
+def _ranges(ranges: dict[Any, list[int]]) -> str:
+    """Return the ranges that hold most of the time; how much each, where there are several."""
+    sums = sorted(((name, sum(times)) for name, times in ranges.items() if name), key=lambda r: -r[1])
+    if len(ranges) == 1:
+        return "".join(name for name, _ in sums)
+    text = ", ".join(f"{name} ({ns / 1e3:.1f} us)" for name, ns in sums[:3])
+    return text + (f" and {len(sums) - 3} more" if len(sums) > 3 else "")
 
 
 @app.command()
@@ -250,8 +279,18 @@ def whatif(
     if as_json:
         _print(answer)
         return
+    say(_gain(answer, bool(waits) or (host_scale, device_scale, launches) != (1, 1, 1)))
     for line in spans(answer):
         say(line)
     say("assumptions:")
     for text in answer["assumptions"]:
         say(f"- {text}")
+
+
+def _gain(answer: dict[str, Any], changed: bool) -> str:
+    if not changed:
+        return "nothing is changed: give --remove-waits, --host-scale, --device-scale or --merge-launches"
+    before, after = answer["replayed_us"], answer["predicted_us"]
+    if not after > 0:
+        return "predicted: no time is left"
+    return f"predicted: {before / after:.3g} times as fast, {100 * (after / before - 1):+.1f} % time"
