@@ -268,6 +268,7 @@ def test_commands(tmp_path):
         told.exit_code == 0 and "2 segments, 1 overlapping steps, 0 gaps" in told.output and "\x1b" not in told.output
     )
     assert pl.read_csv(out)["ce"].to_list() == [3.0, 2.0, 1.0, 0.5]
+    assert told.output.endswith(f"wrote 4 rows to {out}\n")
     assert not list(tmp_path.glob(".all*"))
     found = run.invoke(
         app, ["history", "window", str(tmp_path / "in"), "-m", "ce", "--first", "2", "--last", "4", "--json"]
@@ -275,7 +276,7 @@ def test_commands(tmp_path):
     assert json.loads(found.output)[0]["median"] == 1.0
     assert run.invoke(
         app, ["history", "window", str(out), "-m", "ce", "--first", "2", "--last", "4"]
-    ).output.startswith("in, seed 0, ce: 1 [")
+    ).output.startswith("in, seed 0, ce: median 1, 95 % interval ")
     report = json.loads(run.invoke(app, ["history", "stitch", str(tmp_path / "in"), "--json"]).output)
     assert report[0]["overlaps"] == 1 and report[0]["segments"][0]["replaced"] == 1
     for wrong, said in (

@@ -56,7 +56,10 @@ def stitch(
             print(f"run {printable(run.title)}, seed {run.seed}")
             _lines([*merged.lines(), *run.notes, f"metrics: {', '.join(report[-1]['metrics'])}"])
     if out is not None:
-        _write(pl.concat(tables, how="diagonal"), out)
+        stitched = pl.concat(tables, how="diagonal")
+        _write(stitched, out)
+        if not as_json:
+            print(f"wrote {len(stitched)} rows to {printable(str(out))}")
     if as_json:
         print(json.dumps(report, indent=1))
 
@@ -92,7 +95,9 @@ def window(
         return
     for r in rows:
         where = f"{printable(r['run'])}, seed {r['seed']}, {printable(r['metric'])}"
-        found = f"{r['median']:.6g} [{r['low']:.6g}, {r['high']:.6g}]" if r["rows"] else "no value"
+        found = "no value"
+        if r["rows"]:
+            found = f"median {r['median']:.6g}, 95 % interval {r['low']:.6g} to {r['high']:.6g},"
         print(f"{where}: {found} over {r['rows']} rows of steps {first} to {last}")
 
 
