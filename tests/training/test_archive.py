@@ -307,7 +307,7 @@ def test_a_run_without_a_name_goes_by_its_archives(tmp_path, monkeypatch):
     report = json.loads(CliRunner().invoke(app, ["history", "stitch", ".", "--json"]).output)
     assert [r["run"] for r in report] == ["mine.v2"]
     asked = ["history", "window", ".", "-m", "ce", "--first", "1", "--last", "3"]
-    assert CliRunner().invoke(app, asked).output.startswith("mine.v2, seed 0, ce: 2 [")
+    assert CliRunner().invoke(app, asked).output.startswith("mine.v2, seed 0, ce: median 2, 95 % interval ")
     (row,) = json.loads(CliRunner().invoke(app, [*asked, "--json"]).output)
     assert row["run"] == "mine.v2"
 
