@@ -165,6 +165,16 @@ def test_a_record_that_is_no_object_is_named(copy, monkeypatch, text, words):
         load_recording("tab48_submission_tax", copy.name)
 
 
+def test_a_folder_or_a_loop_in_the_place_of_a_file_is_named(copy):
+    table = copy / "table.csv"
+    table.unlink()
+    table.mkdir()
+    assert any(p.startswith("table.csv: cannot be read: Is a directory") for p in check_recording(copy))
+    table.rmdir()
+    table.symlink_to(table.name)
+    assert any(p.startswith("table.csv: cannot be read") for p in check_recording(copy))
+
+
 def test_a_record_without_digest_is_read_but_not_passed(copy, monkeypatch):
     monkeypatch.setenv("WORKBENCH_DATA", str(copy.parent.parent.parent))
     edit(copy, lambda r: r.pop("digest"), seal=False)

@@ -442,7 +442,11 @@ def _check_files(path: Path, record: Mapping[str, Any]) -> list[str]:
         if name not in present:
             problems.append(f"{name} is missing")
             continue
-        content = (path / name).read_bytes()
+        try:
+            content = (path / name).read_bytes()
+        except OSError as error:  # a folder or a broken link in its place
+            problems.append(f"{name}: cannot be read: {error.strerror or error}")
+            continue
         entry = entry if isinstance(entry, dict) else {}
         if entry.get("bytes") != len(content):
             problems.append(f"{name}: expected {entry.get('bytes')} bytes, got {len(content)}")
