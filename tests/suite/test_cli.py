@@ -10,6 +10,7 @@ from notebook_maker import make, result_cell
 from typer.testing import CliRunner
 
 from workbench.cli import LAZY_GROUPS, app
+from workbench.cli.suite import default_out
 from workbench.experiment import SOURCES, load, slugs
 from workbench.record import tree_state
 from workbench.suite import find_notebooks
@@ -35,6 +36,26 @@ def test_list_names_every_experiment_and_notebook() -> None:
         assert set(row["sources"]) <= set(SOURCES)
     text = call("list")
     assert all(r["slug"] in text for r in rows)
+
+
+def test_a_few_notebooks_do_not_replace_the_page_of_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert default_out([]) == Path("out/run")
+    assert (
+        default_out(["op_router"]) == default_out(["notebooks/s08_sync_free/op_router.ipynb"]) == Path("out/op_router")
+    )
+    assert default_out(["op_router", "op_swiglu"]) == Path("out/selection")
+
+    asked: list[Path] = []
+
+    def run_suite(*args: object, **_: object) -> dict[str, object]:
+        asked.append(args[2])  # type: ignore[arg-type]
+        return {"counts": {"passed": 1}, "seconds": 1.0, "exit_status": 0}
+
+    monkeypatch.setattr("workbench.suite.run_suite", run_suite)
+    assert "report: out/fig29_running_dry/index.html" in call("run", "fig29_running_dry")
+    call("run", "fig29_running_dry", "--out", tmp_path)
+    call("run", "--source", "model")
+    assert asked == [Path("out/fig29_running_dry"), tmp_path, Path("out/run")]
 
 
 @pytest.fixture(scope="module")

@@ -145,13 +145,19 @@ def run_command(
         typer.Option(min=1, help="Notebooks at a time; default: cores, at most 4. Measuring ones run alone."),
     ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Limit for each notebook, in seconds.")] = 900.0,
-    out: Annotated[Path, typer.Option(help="Folder for the report page and the executed notebooks.")] = Path("out/run"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the report page and the executed notebooks; default: out/run, or out/NAME of a notebook."
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Run even what is unchanged since it passed.")] = False,
 ) -> None:
     """Execute notebooks headless and write a report page; exit status 1 when a notebook or a claim fails."""
     from workbench.suite import OutputError, ParameterError, SelectionError, run_suite, select
     from workbench.suite.parameters import assign, read_parameter_file, split_assignments
 
+    out = out or default_out(slugs or [])
     try:
         notebooks = select(slugs or [])
         if not notebooks:
@@ -200,6 +206,13 @@ def without_source(notebooks: Sequence[Any], source: str | None, named: Sequence
     if lacking and len(lacking) == len(notebooks):
         raise ParameterError(next(iter(lacking.values())))
     return lacking
+
+
+def default_out(asked: Sequence[str]) -> Path:
+    """Folder of a run where the user names none: a few notebooks must not replace the page of all of them."""
+    if not asked:
+        return Path("out/run")
+    return Path("out") / (Path(asked[0]).stem if len(asked) == 1 else "selection")
 
 
 def default_jobs() -> int:
