@@ -297,8 +297,8 @@ def write_page(summary: Mapping[str, Any], out: Path) -> None:
     figure = compare(summary).to_html(
         full_html=False,
         include_plotlyjs="directory",
-        post_script="if (matchMedia('(prefers-color-scheme: dark)').matches) "
-        f"Plotly.relayout('{{plot_id}}', {{'font.color': '{THEMES['dark'].ink}'}});",
+        post_script="Plotly.relayout('{plot_id}', {'font.color': matchMedia('(prefers-color-scheme: dark)').matches"
+        f" ? '{THEMES['dark'].ink}' : '{THEMES['light'].ink}'}});",
     )
     if not (out / "plotly.min.js").is_file():
         replace_file(out / "plotly.min.js", get_plotlyjs())

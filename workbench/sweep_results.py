@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,19 @@ def columns(summary: Mapping[str, Any], table: Any) -> tuple[list[str], list[str
     return swept, numeric
 
 
+IDLE = "GPU idle time"
+
+
+def _idle_by_panel(table: Any, names: Sequence[str]) -> Any:
+    """Return one row a run and panel of a timeline: the summed length of its idle intervals."""
+    import polars as pl
+
+    length = pl.when(pl.col("kind") == "idle").then(pl.col("end") - pl.col("start")).otherwise(0.0)
+    keys = ["run", *(n for n in names if n in table.columns), "panel"]
+    found = table.filter(pl.col("panel").is_not_null()).group_by(keys, maintain_order=True)
+    return found.agg(length.sum().alias(IDLE))
+
+
 def compare(
     summary: Mapping[str, Any], *, x: str | None = None, y: str | None = None, colour: str | None = None
 ) -> Any:
@@ -75,7 +88,8 @@ def compare(
     Args:
         summary: of `load_sweep`.
         x: swept parameter; the first with more than one value when None.
-        y: column; the first numeric one that is not swept when None.
+        y: column; when None the GPU's idle time per panel where the runs' tables are timelines, else the first numeric
+            column that is not swept.
         colour: column or parameter that tells the lines apart; the second swept parameter when None.
     Raises:
         ValueError: no such column, or one that is not numeric as y; the message lists those that are.
@@ -88,8 +102,14 @@ def compare(
     table = tidy(summary)
     swept, numeric = columns(summary, table)
     x = x or (swept or [*summary["names"], "run"])[0]
-    y = y or (numeric[0] if numeric else None)
     colour = colour or next((n for n in swept if n != x), None)
+    timelines = {"panel", "kind"} <= set(table.columns) and {"start", "end"} <= set(numeric)
+    if y is None and timelines and colour in (None, "panel", *swept):
+        table, y = _idle_by_panel(table, summary["names"]), IDLE
+        if colour in swept:
+            table = table.with_columns(pl.format("{}, panel {}", colour, "panel").alias(colour))
+        colour = colour or "panel"
+    y = y or (numeric[0] if numeric else None)
     for column in (x, y, colour):
         if column is not None and column not in table.columns:
             raise ValueError(f"no column {column!r} in the sweep; it has {', '.join(table.columns)}")

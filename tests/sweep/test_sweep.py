@@ -200,6 +200,19 @@ class TestResults:
             compare(summary, y="status")
         assert not compare(summary_of({"params": {"a": 1}})).data
 
+    def test_timelines_are_compared_by_the_idle_time_of_each_panel(self) -> None:
+        def rows(idle: float) -> list[dict[str, object]]:
+            bars = [("a", "idle", 1.0, 1.0 + idle), ("a", "idle", 5.0, 5.5), ("b", "gpu_execute", 0.0, 9.0)]
+            return [dict(zip(("panel", "kind", "start", "end"), bar)) for bar in bars]
+
+        runs = [{"params": {"a": a}, "rows": rows(a)} for a in (1, 2)]
+        drawn = {t.name: list(t.y) for t in compare(summary_of(*runs)).data if t.showlegend}
+        assert drawn == {"panel = a": [1.5, 2.5], "panel = b": [0.0, 0.0]}
+        assert list(compare(summary_of(*runs), y="end").data[1].y) == [5.5, 5.5]
+        two = [{"params": {"a": a, "c": c}, "rows": rows(a + c)} for a in (1, 2) for c in (0, 3)]
+        drawn = {t.name: list(t.y) for t in compare(summary_of(*two) | {"names": ["a", "c"]}).data if t.showlegend}
+        assert drawn["c = 3, panel a"] == [4.5, 5.5] and len(drawn) == 4
+
     def test_what_is_no_sweep_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"holds no sweep\.json"):
             load_sweep(tmp_path)
