@@ -91,6 +91,16 @@ OPEN = {
     "a duration that is missing": ([without(sync(), "dur")], "missing_duration 1"),
     "times that are zero": ([sync() | {"ts": 0, "dur": 0}], "zero_time_calls 1"),
     "a phase in lower case": ([sync() | {"ph": "x"}], "stray_items 1"),
+    "a phase that is empty": ([sync() | {"ph": ""}], "stray_items 1"),
+    "a record of a wait that outlasts its call": ([sync(end=650 * K), RECORD], "1 synchronisation records"),
+    "a read whose wait was not recorded": (
+        [
+            event("cpu_op", "aten::item", 640 * K, 1410 * K),
+            sync(end=655 * K, name="cudaMemcpyAsync"),
+            copy("Memcpy DtoH (Device -> Pinned)", 1390 * K, 1400 * K),
+        ],
+        "are read by an operator that waits for them",
+    ),
     "a record of a wait without its call": ([RECORD], "1 synchronisation records"),
     "slow polling": (
         [call("cudaEventQuery", (650 + i) * K, (651 + i) * K, 5000 + i) for i in range(0, 700, 100)],

@@ -158,7 +158,7 @@ def test_a_mark_leaves_no_hole(tmp_path):
     trace = read(path)
     assert trace.dropped == {"marks_and_open_ranges": 1}
     found = verify_trace(trace, idle_threshold_us=100)
-    assert found.exit_code == 2 and "1 synchronisation records belong to no recorded call" in found.reasons
+    assert found.exit_code == 2 and any("1 synchronisation records" in r for r in found.reasons)
     db.execute("DELETE FROM CUPTI_ACTIVITY_KIND_SYNCHRONIZATION")
     db.commit()
     db.close()

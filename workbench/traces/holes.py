@@ -10,6 +10,7 @@ import re
 import numpy as np
 
 from workbench.traces.idle import UNKNOWN, Analysis, Window
+from workbench.traces.lookup import Locator
 from workbench.traces.summary import UNLINKED_SHARE, empty_graph_launches
 from workbench.traces.trace import (
     AMBIGUOUS_LINKS,
@@ -194,6 +195,10 @@ def _copies(analysis: Analysis, window: Window | None) -> list[str]:
     waited = np.isin(rows, analysis.waits.copy) | (known & np.isin(safe, analysis.waits.call))
     shared = known & _shared_ids(analysis, rows)
     early = calls.end_ns[safe] < ops.end_ns[rows]
+    read, locator = np.zeros(len(rows), bool), Locator(analysis.trace)
+    for i in np.flatnonzero(d2h & known & ~waited):
+        at = int(calls.thread[safe[i]]), CPU_OP, int(calls.start_ns[safe[i]])
+        read[i] = any(_SCALAR.match(name) for name in locator.names(*at))
     late = known & ~early & (calls.end_ns[safe] - calls.start_ns[safe] >= POLL_NS)
     found = (
         (d2h & ~known & ~analysis.carry_in[rows], "have no recorded launch, so whether they blocked is open"),
@@ -203,6 +208,7 @@ def _copies(analysis: Analysis, window: Window | None) -> list[str]:
             d2h & known & early & (ops.host_memory[rows] == PAGEABLE) & ~waited,
             "into pageable memory end after their call, which by specification returns later: clocks disagree",
         ),
+        (read, "are read by an operator that waits for them, but no wait was recorded"),
         (~d2h & late & ~waited, "have no direction, and their calls returned after they ended"),
     )
     return [f"{int(mask.sum())} device-to-host or undirected copies {words}" for mask, words in found if mask.any()]
@@ -265,10 +271,15 @@ def _calls(analysis: Analysis, window: Window | None) -> list[str]:
         )
     syncs = trace.syncs
     explicit = np.array([not trace.names[i].startswith("Stream Wait") for i in syncs.name], bool)
-    orphan = explicit & (syncs.end_ns - syncs.start_ns >= POLL_NS) & ~np.isin(syncs.correlation, calls.correlation)
+    ids, of_call = np.unique(calls.correlation, return_inverse=True)
+    longest = np.zeros(len(ids), np.int64)  # several processes may use one id
+    np.maximum.at(longest, of_call, calls.end_ns - calls.start_ns)
+    at = np.minimum(np.searchsorted(ids, syncs.correlation), len(ids) - 1)
+    lasted = np.where(ids[at] == syncs.correlation, longest[at], 0)
+    orphan = explicit & (syncs.end_ns - syncs.start_ns - lasted >= POLL_NS)
     orphan &= _overlaps(syncs.start_ns, syncs.end_ns, window)
     if orphan.any():
-        why.append(f"{int(orphan.sum())} synchronisation records belong to no recorded call")
+        why.append(f"{int(orphan.sum())} synchronisation records belong to no recorded call as long as they")
     launches = np.zeros(len(calls), bool)
     launches[analysis.launches] = True
     quiet = ~launches & ~np.isin(calls.kind, (STREAM_SYNC, EVENT_SYNC, DEVICE_SYNC))

@@ -62,6 +62,8 @@ _CLASS = {
 }
 
 
+_OTHER_PHASES = frozenset("iIRCPbneSTpFstfNODvVca()")
+"""Phases of the format that hold neither calls nor operations: marks, counters, flows, objects."""
 _ABSENT = msgspec.Raw(b"")
 
 
@@ -383,8 +385,8 @@ class _Builder:
                 self.unknown_phases.add(event.ph)
                 if event.ph == "B" and event.cat is not None and _category(event.cat) is not None:
                     self.count("begin_end_events")
-            elif event.ph == "x" or (
-                event.ph is None and (event.name is not None or event.cat is not None or event.ts is not _ABSENT)
+            elif event.ph not in _OTHER_PHASES and (
+                event.name is not None or event.cat is not None or event.ts is not _ABSENT
             ):
                 self.count("stray_items")
         if not kept:
