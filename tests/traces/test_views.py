@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import ipywidgets
 import pytest
 from kineto_files import event, kernel, launch, write
 from test_analysis import stacked
@@ -13,7 +14,7 @@ from workbench.experiments._traces import MAX_BOXES, longest_idle, opened, trace
 from workbench.traces import TraceError, read
 from workbench.traces.idle import Analysis
 from workbench.widgets.file_drop import MAX_BYTES, FileDrop
-from workbench.widgets.trace_panel import TracePanel
+from workbench.widgets.trace_panel import TOLD, TracePanel
 
 K = 1_000
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -79,6 +80,9 @@ def test_panel_answers_and_says_what_is_wrong(tmp_path):
     panel = TracePanel()
     panel.open(write(tmp_path, stacked()))
     assert "not sync-free" in panel.message.value and "predicted" in panel.text.value
+    styles = [c.value for c in panel.box.children if isinstance(c, ipywidgets.HTML)]
+    assert all(f.disabled and TOLD in f._dom_classes for f in (panel.message, panel.text))
+    assert len(styles) == 1 and f".{TOLD} :disabled {{ opacity: 1 !important" in styles[0], "the answer is not faint"
     before = panel.answer["predicted_us"]
     panel.waits.value = "model.py:57 (route)"
     assert panel.answer["removed_waits"] == 1 and panel.answer["predicted_us"] < before

@@ -10,6 +10,13 @@ from workbench.files import replace_file
 
 # ipywidgets cuts a description that is longer than its default width.
 WIDE = {"description_width": "9em"}
+# Fields that only tell something are disabled, and a disabled field is shown faint: its text is the answer here.
+TOLD = "workbench-told"
+INK = "var(--jp-widgets-input-color, currentColor)"
+STYLE = (
+    f"<style>.{TOLD} :disabled {{ opacity: 1 !important; cursor: text; color: {INK} !important;"
+    f" -webkit-text-fill-color: {INK}; }}</style>"
+)
 
 
 def open_view(result: Any) -> Any:
@@ -57,7 +64,9 @@ class TracePanel:
         self.merge = w.SelectionSlider(
             options=[1, 2, 4, 8, 16, 64, 256, 1_000_000], value=1, description="merge launches", style=WIDE
         )
-        self.text = w.Textarea(disabled=True, layout={"width": "98%", "height": "190px"})
+        self.text = w.Textarea(disabled=True, layout={"width": "98%", "height": "260px"})
+        for field in (self.message, self.text):
+            field.add_class(TOLD)
         self.view = w.Output()
         self.save_as = w.Text(value="headroom.json", description="save as")
         self.save = w.Button(description="save summary and verdict", layout={"width": "max-content"})
@@ -74,6 +83,7 @@ class TracePanel:
                 self.text,
                 w.HBox([self.save_as, self.save]),
                 self.view,
+                w.HTML(STYLE, layout={"display": "none"}),
             ]
         )
         if result is not None:
