@@ -150,7 +150,9 @@ class _Page:
         if cell.cell_type != "code":
             return {"kind": "text", "html": _raw(f"<pre>{html.escape(cell.source)}</pre>")}
         tags = cell.metadata.get("tags", [])
-        label = "Parameters" if "parameters" in tags or "injected-parameters" in tags else "Code"
+        label = "Parameters" if "parameters" in tags else "Code"
+        if "injected-parameters" in tags:
+            label = "Parameters that were set"
         shown = _merged(cell.get("outputs", []))
         views = [o["data"][WIDGET].get("model_id") for o in shown if WIDGET in o.get("data", {})]
         if any(view in self.saved for view in views):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import nbformat
@@ -42,6 +43,13 @@ def test_streams_are_joined_and_colours_kept(tmp_path: Path) -> None:
     text = to_html(path, tmp_path / "a.html").read_text(encoding="utf-8")
     assert text.count('<pre class="plain">') == 1
     assert '<span class="ansi-red-fg">line 2</span>' in text
+
+
+def test_parameters_that_a_run_set_are_told_from_the_defaults(tmp_path: Path) -> None:
+    cells = [CELLS.new_code_cell("x = 1") for _ in range(3)]
+    cells[0].metadata["tags"], cells[1].metadata["tags"] = ["parameters"], ["injected-parameters"]
+    text = to_html(write(tmp_path / "a.ipynb", *cells), tmp_path / "a.html").read_text(encoding="utf-8")
+    assert re.findall(r"<summary>([^<]+)</summary>", text) == ["Parameters", "Parameters that were set", "Code"]
 
 
 def test_titles_links_and_code_are_escaped(tmp_path: Path) -> None:

@@ -123,7 +123,11 @@ def checks(result: Result) -> list[Check]:
             waited == ["k7"] and _before(table, KERNELS, done["k7"]) == 0,
             f"the GPU waits for {', '.join(waited) or 'no kernel'}",
         ),
-        Check("(a) The GPU is idle exactly where headroom is zero", same_a, f"differs for {differ_a:.3g}"),
+        Check(
+            "(a) The GPU is idle exactly where headroom is zero",
+            same_a,
+            f"idle and zero headroom differ for {differ_a:.3g} figure units",
+        ),
         Check(
             "(b) Forward drains the lead layer by layer",
             all(b < a for a, b in pairwise(before)),
@@ -144,7 +148,11 @@ def checks(result: Result) -> list[Check]:
             done["F1′"] < backward_end - EPSILON,
             f"F1′ submitted at {done['F1′']:.2f}, backward ends at {backward_end:.2f}",
         ),
-        Check("(b) The GPU is idle exactly where headroom is zero", same_b, f"differs for {differ_b:.3g}"),
+        Check(
+            "(b) The GPU is idle exactly where headroom is zero",
+            same_b,
+            f"idle and zero headroom differ for {differ_b:.3g} figure units",
+        ),
     ]
 
 
