@@ -148,6 +148,12 @@ def test_groups_mount_when_their_module_exists() -> None:
         call(name, "--help", status=0 if exists else 2)
 
 
+@pytest.mark.parametrize(("asked", "meant"), [("tarce", "trace"), ("hisotry", "history"), ("shwo", "show")])
+def test_a_misspelt_command_is_answered_with_the_near_one(asked: str, meant: str) -> None:
+    assert f"Did you mean '{meant}'?" in call(asked, status=2)
+    assert "Did you mean" not in call("zzz", status=2)
+
+
 @pytest.mark.parametrize("address", ["nonsense", "file"])
 def test_a_scheduler_that_is_no_address_is_refused(tmp_path: Path, address: str) -> None:
     (tmp_path / "ranks").mkdir()

@@ -5,6 +5,7 @@ Groups other than the suite's are imported only when they are called, so that ``
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import io
@@ -36,6 +37,13 @@ class LazyGroup(TyperGroup):
         if cmd_name in LAZY_GROUPS and _exists(cmd_name):
             return _mount(cmd_name)
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that is called; typer's own hint does not know those that are mounted on first use."""
+        known = self.list_commands(ctx)
+        if args and args[0] not in known and (near := difflib.get_close_matches(args[0], known, n=1)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
 
 
 def _exists(name: str) -> bool:
