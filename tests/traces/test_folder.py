@@ -184,6 +184,15 @@ def test_ranks_named_twice_and_runs_apart_are_told(capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     assert "rank 0 is named by 2 files" in shown and "stands out: b.json, wait_us" in shown
     assert "both: 2 ranks start more than a minute apart" in shown and "lone" not in shown
+    assert "no profiler steps" not in shown
+
+
+@pytest.mark.parametrize(("status", "said"), [(OK, True), (FAILED, False)])
+def test_traces_without_profiler_steps_are_told(capsys: pytest.CaptureFixture[str], status: str, said: bool) -> None:
+    from workbench.cli.folder import show_report
+
+    show_report(FolderReport([RankSummary("a.json", 0, status=status)], [], [], 1.0))
+    assert ("no profiler steps in these traces" in capsys.readouterr().out) == said
 
 
 def test_the_report_never_replaces_a_trace(ranks: Path) -> None:

@@ -87,6 +87,10 @@ def show_report(report: Any) -> None:
         say(f"{rank:>5} {r.status:<8}{times}" + (f"  {r.file}" if r.rank is None or r.rank in shared else ""))
     if len(report.ranks) > 64:
         say(f"… {len(report.ranks) - 64} more; --json prints all, with their files")
+    read = [r for r in report.ranks if r.status != "failed"]
+    if read and not any(r.steps for r in read):
+        missing = "no profiler steps in these traces, so neither step times nor their skew"
+        say(f"{missing}: record with a torch.profiler.schedule and call prof.step()")
     for number in shared:
         say(f"rank {number} is named by {numbers[number]} files: is this one run, with one trace per rank?")
     for s in [s for s in report.skew if s["ranks"] > 1][:20]:
