@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from types import SimpleNamespace
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from workbench import magic
+from workbench.traces.lookup import NO_STACKS
 from workbench.traces.verify import Verdict
 
 
@@ -50,6 +53,28 @@ def test_the_cell_runs_in_the_notebooks_namespace_with_its_own_magics(shell):
     run = magic._compiled("value = 41\nvalue += 1\n!true\n", shell)
     run()
     assert shell.user_ns["value"] == 42
+
+
+def test_the_verdict_of_a_cell_says_how_often_it_ran_and_how_to_get_source_lines(shell):
+    verdict = Verdict(False, [], [], [], 20.0, None, [NO_STACKS, "other"])
+    told = magic._told(verdict, magic._options("-n 4 -w 1")).notes
+    assert told[0].startswith("the cell ran 6 times; judged are the last 4") and told[2:] == ["other"]
+    assert "%%headroom --stacks" in told[1] and "torch.profiler" not in told[1]
+    assert magic._told(verdict, magic._options("--stacks")).notes[1:] == [NO_STACKS, "other"]
+    usage = shell.find_cell_magic("headroom").__doc__
+    assert magic.USAGE in usage and "Runs the cell" in usage
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(3, 2), (4, 1), (1, 0)])
+def test_a_capture_calls_as_often_as_the_verdict_says(monkeypatch, steps, warmup):
+    from workbench.measure import capture
+
+    monkeypatch.setattr(capture, "require_gpu", lambda _: None)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    monkeypatch.setattr(capture, "Recording", lambda path, stacks: contextlib.nullcontext(SimpleNamespace(path=path)))
+    made = []
+    capture.capture(lambda: made.append(1), "x.json", steps=steps, warmup=warmup)
+    assert len(made) == capture.calls(steps, warmup)
 
 
 def test_names_are_shown_as_text():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import html
 import json
 import shlex
@@ -39,7 +40,7 @@ def _options(line: str) -> argparse.Namespace:
 
 
 def headroom(line: str, cell: str, shell: Any) -> Any:
-    """Run a cell warm-up + steps times under the profiler and display what it says.
+    """Run a cell to warm up and in steps under the profiler, and display what it says.
 
     The cell runs in the notebook's namespace. Stacks (`--stacks`) name the source line of each wait but slow the host.
     """
@@ -82,8 +83,19 @@ def _profile(run: Callable[[], None], options: argparse.Namespace, folder: Path,
     window = steady_window(trace)
     limit = IDLE_THRESHOLD_US if options.idle_threshold is None else options.idle_threshold
     verdict = verify_trace(analysis, window=window, idle_threshold_us=limit)
-    show(analysis, verdict, window, display)
+    show(analysis, _told(verdict, options), window, display)
     return None
+
+
+def _told(verdict: Any, options: argparse.Namespace) -> Any:
+    """The verdict with what a reader of a cell needs: how often it ran, and this magic's way to source lines."""
+    from workbench.measure.capture import calls
+    from workbench.traces.lookup import NO_STACKS
+
+    stacks = "no source lines: %%headroom --stacks names the line of each wait"
+    notes = [stacks if n == NO_STACKS and not options.stacks else n for n in verdict.notes]
+    ran = f"the cell ran {calls(options.steps, options.warmup)} times; judged are the last {options.steps} (-n, -w)"
+    return dataclasses.replace(verdict, notes=[ran, *notes])
 
 
 def show(analysis: Any, verdict: Any, window: tuple[int, int] | None, display: Callable[..., Any]) -> None:
@@ -155,4 +167,12 @@ def load_ipython_extension(ipython: Any) -> None:
     def cell_magic(line: str, cell: str) -> Any:
         return headroom(line, cell, ipython)
 
+    cell_magic.__doc__ = f"""{USAGE}
+
+    Runs the cell to warm up (WARMUP times, 2, and again under the profiler), then STEPS times (3), and shows verdict,
+    waits and timeline of these.
+
+    --stacks names the source line of each wait, and slows the host. --keep FILE keeps the trace. --idle-threshold is the
+    longest idle interval for want of submitted work that passes, in us (20).
+    """
     ipython.register_magic_function(cell_magic, "cell", "headroom")

@@ -90,8 +90,13 @@ def ran(fn: Callable[[], Any]) -> None:
         raise TypeError(f"expected a function that runs the step, got one that returns a {kind}: its body did not run")
 
 
+def calls(steps: int, warmup: int) -> int:
+    """How often `capture` calls: warm-up runs without the profiler, again under it (at least one), and the steps."""
+    return warmup + max(1, warmup) + steps
+
+
 def capture(fn: Callable[[], Any], path: str | Path, *, steps: int = 3, warmup: int = 2, stacks: bool = False) -> Path:
-    """Run `fn` in named profiler steps after warm-up runs, half of them profiled too, and write the trace.
+    """Run `fn` in named profiler steps after warm-up runs, half of them profiled too (`calls` in all); write the trace.
 
     Raises:
         ValueError: steps < 1 or warmup < 0.
@@ -142,7 +147,7 @@ def verify(
     `stacks` is set, a second profile names the source lines of the waits.
 
     Args:
-        fn: one step; called warmup + steps times and again for the second profile.
+        fn: one step; called `calls(steps, warmup)` times (7), and again for the second profile.
         idle_threshold_us: longest tolerated submission-bound idle interval; None takes the default of the verifier.
         trace_path: keep the trace there.
     Raises:
