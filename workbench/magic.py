@@ -172,7 +172,7 @@ def load_ipython_extension(ipython: Any) -> None:
     Runs the cell to warm up (WARMUP times, 2, and again under the profiler), then STEPS times (3), and shows verdict,
     waits and timeline of these.
 
-    --stacks names the source line of each wait, and slows the host. --keep FILE keeps the trace. --idle-threshold is the
-    longest idle interval for want of submitted work that passes, in us (20).
+    --stacks names the source line of each wait, and slows the host. --keep FILE keeps the trace. --idle-threshold is
+    the longest idle interval for want of submitted work that passes, in us (20).
     """
     ipython.register_magic_function(cell_magic, "cell", "headroom")
