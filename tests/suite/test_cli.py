@@ -10,7 +10,7 @@ from notebook_maker import make, result_cell
 from typer.testing import CliRunner
 
 from workbench.cli import LAZY_GROUPS, app
-from workbench.cli.suite import default_out
+from workbench.cli.suite import claims_line, default_out
 from workbench.experiment import SOURCES, load, slugs
 from workbench.record import tree_state
 from workbench.suite import find_notebooks
@@ -49,10 +49,13 @@ def test_a_few_notebooks_do_not_replace_the_page_of_all(monkeypatch: pytest.Monk
 
     def run_suite(*args: object, **_: object) -> dict[str, object]:
         asked.append(args[2])  # type: ignore[arg-type]
-        return {"counts": {"passed": 1}, "seconds": 1.0, "exit_status": 0}
+        checks = [{"holds": True}, {"holds": True}, {"holds": False, "known": "why"}, {"holds": None}]
+        return {"counts": {"passed": 1}, "seconds": 1.0, "exit_status": 0, "notebooks": [{"checks": checks}]}
 
     monkeypatch.setattr("workbench.suite.run_suite", run_suite)
-    assert "report: out/fig29_running_dry/index.html" in call("run", "fig29_running_dry")
+    told = call("run", "fig29_running_dry")
+    assert told.startswith("1 passed in 1 s; claims: 2 held, 1 known to differ, 1 not decided; report: out/fig29_")
+    assert claims_line([{"checks": []}]) == "" and claims_line([{"checks": [{"holds": False}]}]) == "claims: 1 FAILED"
     call("run", "fig29_running_dry", "--out", tmp_path)
     call("run", "--source", "model")
     assert asked == [Path("out/fig29_running_dry"), tmp_path, Path("out/run")]

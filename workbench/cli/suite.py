@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -178,7 +179,12 @@ def run_command(
     except OSError as error:  # a disk that fills up while notebooks run
         _refuse(f"run stopped, results cannot be written to {out}: {error.strerror or error}; what passed stays there")
     counts = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in summary["counts"].items())
-    print(f"{counts} in {summary['seconds']:.0f} s; report: {out / 'index.html'}")
+    parts = [
+        f"{counts} in {summary['seconds']:.0f} s",
+        claims_line(summary["notebooks"]),
+        f"report: {out / 'index.html'}",
+    ]
+    print("; ".join(p for p in parts if p))
     raise typer.Exit(summary["exit_status"])
 
 
@@ -206,6 +212,16 @@ def without_source(notebooks: Sequence[Any], source: str | None, named: Sequence
     if lacking and len(lacking) == len(notebooks):
         raise ParameterError(next(iter(lacking.values())))
     return lacking
+
+
+def claims_line(outcomes: Sequence[dict[str, Any]]) -> str:
+    """How the claims of all notebooks stand, in the words of the report page; empty where there are none."""
+    from workbench.suite.verdict import standing
+
+    words = {"failed": "FAILED", "held": "held", "differs": "known to differ", "n/a": "not decided"}
+    found = Counter(standing(c) for o in outcomes for c in o["checks"])
+    told = ", ".join(f"{found[s]} {word}" for s, word in words.items() if found[s])
+    return f"claims: {told}" if told else ""
 
 
 def default_out(asked: Sequence[str]) -> Path:
