@@ -93,6 +93,11 @@ def test_a_recorded_result_keeps_what_it_was_measured_with(monkeypatch):
     assert result.with_params(span=11).params.span == 11
 
 
+def test_a_result_is_shown_in_one_line_that_says_what_to_do_with_it():
+    result = experiment(model=lambda p: [{"i": i} for i in range(p.n)]).run("model", n=3)
+    assert repr(result) == "<Result s, model: 3 rows; .figure(), .report(), .table>"
+
+
 def test_a_model_result_is_run_anew_for_other_parameters():
     e = experiment(model=lambda p: [{"i": i} for i in range(p.n)])
     result = e.run("model", n=2)

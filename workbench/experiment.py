@@ -342,6 +342,9 @@ class Result:
     table: pl.DataFrame
     recording: Recording | None = None
 
+    def __repr__(self) -> str:
+        return f"<Result {self.slug}, {self.source}: {len(self.table)} rows; .figure(), .report(), .table>"
+
     @property
     def slug(self) -> str:
         """Slug of the experiment."""
