@@ -213,7 +213,7 @@ def test_whatif_leads_with_the_gain_or_says_that_nothing_was_asked(tmp_path):
     assert ratio > 1
     told = run("whatif", path, "--host-scale", 0.5).stdout.splitlines()[0]
     assert told == f"predicted: {ratio:.3g} times as fast, {100 * (1 / ratio - 1):+.1f} % time"
-    assert run("whatif", path).stdout.startswith("nothing is changed: give --remove-waits")
+    assert run("whatif", path).stdout.startswith("nothing is changed: remove waits, scale")
     assert not run("whatif", path, "--remove-waits").stdout.startswith("nothing")
 
 

@@ -51,6 +51,8 @@ def test_waits_of_one_line_only(tmp_path):
     assert some["removed_waits"] == 1 and every["predicted_us"] < some["predicted_us"] < some["measured_us"]
     with pytest.raises(ValueError, match=r"no wait matches 'absent.py'; waits are at: model.py:10"):
         what_if(trace, remove_waits="absent.py")
+    with pytest.raises(ValueError, match=r"no wait matches 'absent.py'; the trace has no host wait"):
+        what_if(read(write(tmp_path, loop(False))), remove_waits="absent.py")
 
 
 def test_the_answer_says_which_stretch_each_time_is_of(tmp_path):

@@ -84,7 +84,9 @@ def test_panel_answers_and_says_what_is_wrong(tmp_path):
     assert all(f.disabled and TOLD in f._dom_classes for f in (panel.message, panel.text))
     assert len(styles) == 1 and f".{TOLD} :disabled {{ opacity: 1 !important" in styles[0], "the answer is not faint"
     before = panel.answer["predicted_us"]
+    assert "\nnothing is changed: remove waits" in panel.text.value
     panel.waits.value = "model.py:57 (route)"
+    assert "times as fast, -" in panel.text.value and "nothing is changed" not in panel.text.value
     assert panel.answer["removed_waits"] == 1 and panel.answer["predicted_us"] < before
     panel.waits.value, panel.host.value = "none", 0.5
     assert panel.answer["removed_waits"] == 0 and "scaled by 0.5" in panel.text.value

@@ -255,7 +255,7 @@ def whatif(
 ) -> None:
     """What would a change gain? Replays the trace in the queue model; the assumptions are printed with the answer."""
     from workbench.traces import TraceError
-    from workbench.traces.replay import spans, what_if
+    from workbench.traces.replay import gain, spans, what_if
 
     traces = _traces(file)
     if len(traces) != 1:
@@ -279,18 +279,9 @@ def whatif(
     if as_json:
         _print(answer)
         return
-    say(_gain(answer, bool(waits) or (host_scale, device_scale, launches) != (1, 1, 1)))
+    say(gain(answer, bool(waits) or (host_scale, device_scale, launches) != (1, 1, 1)))
     for line in spans(answer):
         say(line)
     say("assumptions:")
     for text in answer["assumptions"]:
         say(f"- {text}")
-
-
-def _gain(answer: dict[str, Any], changed: bool) -> str:
-    if not changed:
-        return "nothing is changed: give --remove-waits, --host-scale, --device-scale or --merge-launches"
-    before, after = answer["replayed_us"], answer["predicted_us"]
-    if not after > 0:
-        return "predicted: no time is left"
-    return f"predicted: {before / after:.3g} times as fast, {100 * (after / before - 1):+.1f} % time"

@@ -331,6 +331,16 @@ def spans(answer: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def gain(answer: Mapping[str, Any], changed: bool) -> str:
+    """Return one line: how many times as fast the answer predicts the replayed stretch, or that nothing was changed."""
+    if not changed:
+        return "nothing is changed: remove waits, scale host or device time, or merge launches"
+    before, after = answer["replayed_us"], answer["predicted_us"]
+    if not after > 0:
+        return "predicted: no time is left"
+    return f"predicted: {before / after:.3g} times as fast, {100 * (after / before - 1):+.1f} % time"
+
+
 def _removed(replay: Replay, which: bool | str) -> np.ndarray:
     is_wait = replay.step_kind == WAIT
     if which is True:
@@ -349,7 +359,8 @@ def _removed(replay: Replay, which: bool | str) -> np.ndarray:
         places.add(row["line"] or row["op"] or call)
         out[step] = any(which in t for t in texts)
     if not out.any():
-        raise ValueError(f"no wait matches {which!r}; waits are at: {', '.join(sorted(places)[:10]) or 'nowhere'}")
+        known = f"waits are at: {', '.join(sorted(places)[:10])}" if places else "the trace has no host wait"
+        raise ValueError(f"no wait matches {which!r}; {known}")
     return out
 
 

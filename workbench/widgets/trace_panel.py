@@ -141,7 +141,7 @@ class TracePanel:
             )
 
     def _changed(self, _: Any = None) -> None:
-        from workbench.traces.replay import spans, what_if
+        from workbench.traces.replay import gain, spans, what_if
 
         if self.replay is None:
             return
@@ -154,7 +154,15 @@ class TracePanel:
         except ValueError as error:
             self.text.value = str(error)
             return
-        lines = [str(self.verdict), "", *spans(self.answer), *(f"- {text}" for text in self.answer["assumptions"])]
+        scaled = (self.host.value, self.device.value, self.merge.value) != (1, 1, 1)
+        told = gain(self.answer, scaled or chosen is not False)
+        lines = [
+            str(self.verdict),
+            "",
+            told,
+            *spans(self.answer),
+            *(f"- {text}" for text in self.answer["assumptions"]),
+        ]
         self.text.value = "\n".join(lines)
 
     def _save(self, _: Any = None) -> None:
