@@ -24,6 +24,20 @@ def test_reads_csv_with_words_gaps_and_duplicates(tmp_path):
     assert "note" in said and "repeated steps" in said and "without a step" in said and "2 steps without a row" in said
 
 
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ((0, 10, 20, 30), ("one row every 10 steps, 0 to 30",)),
+        ((0, 10, 30), ("28 steps without a row between 0 and 30",)),
+        ((0, 10), ("9 steps without a row between 0 and 10",)),
+        ((4, 5, 6), ()),
+    ],
+)
+def test_a_regular_interval_of_logging_is_no_list_of_missing_steps(tmp_path, steps, said):
+    (tmp_path / "run.csv").write_text("step,loss\n" + "".join(f"{s},1.0\n" for s in steps))
+    assert read_history(tmp_path / "run.csv").notes == said
+
+
 def test_reads_jsonl_with_mixed_rows_and_parquet(tmp_path):
     rows = [{"step": 1, "loss": 2.0}, {"step": 1, "lbl": 1.1}, {"step": 2, "loss": 1.5, "lbl": None}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -191,9 +191,12 @@ def tidy(raw: pl.DataFrame, name: str, *, step: str | None = None, notes: Sequen
     if table.height < before:
         notes.append(f"merged {before - table.height} rows of repeated steps, last value of each metric kept")
     if table.height > 1:
-        missing = int(table["step"][-1]) - int(table["step"][0]) + 1 - table.height
-        if missing:
-            notes.append(f"{missing} steps without a row between {table['step'][0]} and {table['step'][-1]}")
+        first, last = int(table["step"][0]), int(table["step"][-1])
+        apart = table["step"].diff().drop_nulls().unique()
+        if table.height > 2 and len(apart) == 1 and apart[0] > 1:
+            notes.append(f"one row every {apart[0]} steps, {first} to {last}")
+        elif missing := last - first + 1 - table.height:
+            notes.append(f"{missing} steps without a row between {first} and {last}")
     return History(name, table, tuple(notes))
 
 
