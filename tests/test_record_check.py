@@ -309,7 +309,7 @@ def measuring(rows_by_return: bool):
     class Made(Params):
         seed: int = param(1, "seed")
 
-    return types.SimpleNamespace(params=Made, measure=measure, sources=lambda: ["live"])
+    return types.SimpleNamespace(params=Made, measure=measure, choose=lambda source: source)
 
 
 @pytest.mark.parametrize("rows_by_return", [True, False])
@@ -328,9 +328,24 @@ def test_main_writes_one_recording_with_its_parameters(monkeypatch, tmp_path, ca
 )
 def test_main_refuses_bad_parameters(monkeypatch, tmp_path, arguments):
     monkeypatch.setattr("workbench.experiment.load", lambda slug: measuring(True))
-    with pytest.raises((SystemExit, ValueError, TypeError)):
+    with pytest.raises(SystemExit) as stopped:
         record.main([*arguments, "--out", str(tmp_path)])
-    assert list(tmp_path.iterdir()) == []
+    assert stopped.value.code == 2 and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("slug", "said"),
+    [
+        ("op_dispatch", "needs one CUDA GPU; no CUDA GPU is visible"),
+        ("op_dispach", "no experiment 'op_dispach'"),
+        ("fig30_submission_headroom", "has no source 'live'"),
+    ],
+)
+def test_main_refuses_what_it_cannot_measure_before_it_does_anything(monkeypatch, tmp_path, capsys, slug, said):
+    monkeypatch.setattr("workbench.experiment.gpu_present", lambda: False)
+    with pytest.raises(SystemExit) as stopped:
+        record.main([slug, "--out", str(tmp_path)])
+    assert stopped.value.code == 2 and said in capsys.readouterr().err and list(tmp_path.iterdir()) == []
 
 
 def test_every_recording_of_the_project_passes():

@@ -506,9 +506,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=None, help="folder instead of data/recorded")
     args = parser.parse_args(argv)
-    experiment = load(args.slug)
-    if experiment.measure is None:
-        parser.error(f"{args.slug} has nothing to measure; it has {', '.join(experiment.sources())}")
+    try:
+        experiment = load(args.slug)
+        experiment.choose("live")
+    except (KeyError, ValueError) as error:
+        parser.error(error.args[0])
+    assert experiment.measure is not None
     values: dict[str, Any] = {}
     for item in args.params:
         name, sep, text = item.partition("=")
@@ -518,7 +521,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             values[name] = json.loads(text)
         except json.JSONDecodeError:
             values[name] = text
-    params = experiment.params(**values)
+    try:
+        params = experiment.params(**values)
+    except (TypeError, ValueError) as error:
+        parser.error(str(error))
     recorder = Recorder(args.slug, params.as_dict())
     rows = experiment.measure(params, recorder)
     if rows is not None and not recorder.rows:

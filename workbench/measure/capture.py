@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from workbench.traces.verify import Verdict
 
 STEP = "ProfilerStep#"
-NO_GPU = "needs a CUDA GPU: torch.cuda.is_available() is False here (a recorded trace can be read anywhere)"
+NO_GPU = "needs a CUDA GPU: torch.cuda.is_available() is False here"
 
 
 def require_gpu(what: str) -> None:
