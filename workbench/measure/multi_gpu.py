@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -415,7 +416,9 @@ def run_rank(rank: int, ranks: int, init: str, options: Options, restart: int) -
     transport.close()
     dist.barrier()
     dist.destroy_process_group()
-    faulthandler.cancel_dump_traceback_later()
+    sys.stdout.flush()
+    # All rows are written. While an interpreter winds down, threads of its process group have aborted the process.
+    os._exit(0)
 
 
 def _write(r: Rank) -> None:
