@@ -17,15 +17,12 @@ from workbench.traces.trace import (
     COPY,
     CPU_OP,
     D2H,
-    DEVICE_SYNC,
-    EVENT_SYNC,
     GRAPH_LAUNCH,
     KERNEL,
     NONE,
     OTHER_CALL,
     OTHER_COPY,
     PAGEABLE,
-    STREAM_SYNC,
 )
 from workbench.traces.waits import (
     COPY_CALL,
@@ -280,10 +277,9 @@ def _calls(analysis: Analysis, window: Window | None) -> list[str]:
     orphan &= _overlaps(syncs.start_ns, syncs.end_ns, window)
     if orphan.any():
         why.append(f"{int(orphan.sum())} synchronisation records belong to no recorded call as long as they")
-    launches = np.zeros(len(calls), bool)
-    launches[analysis.launches] = True
-    quiet = ~launches & ~np.isin(calls.kind, (STREAM_SYNC, EVENT_SYNC, DEVICE_SYNC))
-    runs = query_runs(trace, launching, quiet & (calls.kind == OTHER_CALL), SLOW_POLL_CALLS, LONG_CALL_NS, _ATEN)
+    quiet = calls.kind == OTHER_CALL
+    quiet[analysis.launches] = False
+    runs = query_runs(trace, launching, quiet, SLOW_POLL_CALLS, LONG_CALL_NS, _ATEN)
     spans = list(zip(calls.start_ns[runs[:, 0]].tolist(), calls.end_ns[runs[:, 1]].tolist()))
     polling = waits.kind == POLLING
     spans = [

@@ -108,9 +108,10 @@ def find_waits(trace: Trace) -> Waits:
     """
     ops, calls = trace.ops, trace.calls
     launches = launch_calls(trace)
+    submits = named(trace, LAUNCH)  # of kernels that were not recorded, too
+    submits[launches] = True
     launching = np.zeros(len(trace.threads) + 1, bool)
-    launching[calls.thread[launches]] = True
-    launching[calls.thread[named(trace, LAUNCH)]] = True  # of a thread whose kernels were not recorded, too
+    launching[calls.thread[submits]] = True
     delivered = np.full(len(calls), NONE, np.int64)
     call_kind = _kinds(trace, launches)
 
@@ -133,7 +134,7 @@ def find_waits(trace: Trace) -> Waits:
     kind[np.isin(rows, other_copies)] = BLOCKING_COPY
     kind[np.isin(rows, frees)] = IMPLICIT
     blocking = _outlived_work(trace, rows) | (delivered[rows] >= 0) | (kind == IMPLICIT)
-    kind[np.isin(rows, _final_syncs(trace, launches))] = FINAL_SYNC
+    kind[np.isin(rows, _final_syncs(trace, submits))] = FINAL_SYNC
 
     poll_first, poll_last = _polls(trace, launching)
     poll_blocks = ended_between(trace, calls.process[poll_first], calls.start_ns[poll_first], calls.end_ns[poll_last])
@@ -258,15 +259,12 @@ def ended_between(trace: Trace, process: np.ndarray, start: np.ndarray, end: np.
     return result
 
 
-def _final_syncs(trace: Trace, launches: np.ndarray) -> np.ndarray:
-    """Per process the last device synchronise, where nothing is launched after it: the profiler's own, exempt."""
+def _final_syncs(trace: Trace, submits: np.ndarray) -> np.ndarray:
+    """Per process the last device synchronise where nothing is submitted after it: the profiler's own, exempt."""
     calls, found = trace.calls, []
-    unseen = named(trace, LAUNCH)
     for p in np.unique(calls.process):
         mine = np.flatnonzero((calls.process == p) & (calls.kind == DEVICE_SYNC))
-        submitted = launches[calls.process[launches] == p]
-        if unseen.any():  # kernels that were not recorded
-            submitted = np.union1d(submitted, np.flatnonzero(unseen & (calls.process == p)))
+        submitted = np.flatnonzero(submits & (calls.process == p))
         last = calls.start_ns[submitted].max() if len(submitted) else np.iinfo(np.int64).min
         if len(mine) and calls.start_ns[mine[-1]] > last:
             found.append(mine[-1])
