@@ -11,6 +11,9 @@ import torch
 
 from moe_kernels import _compat
 
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+"""Dtypes of the rows and weights that the ops take."""
+
 
 def resolve_impl(impl: str | None, device: torch.device, allowed: Sequence[str]) -> str:
     """Return the implementation to run: the caller's, or by rule `triton` on a CUDA device and `reference` on the CPU.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from moe_kernels._launch import check_no_grad, check_tensor, resolve_impl
-from moe_kernels.dispatch.api import FLOATS, check_maps, check_peers, check_table
+from moe_kernels._launch import FLOATS, check_no_grad, check_tensor, resolve_impl
+from moe_kernels.dispatch.api import check_maps, check_peers, check_table
 from moe_kernels.peers import PeerTable
 
 
@@ -85,6 +85,7 @@ def combine_backward(
     check_tensor("grad", grad, shape=(None, peers.width), dtypes=(peers.dtype,), contiguous=True)
     check_maps(dst_rank, dst_row, grad.shape[0], grad.device)
     check_peers("peers", peers, grad.dtype, grad.shape[1], grad.device)
+    check_table("grad_peers", grad_peers)
     check_peers("grad_peers", grad_peers, grad.dtype, grad.shape[1], grad.device)
     shape = tuple(dst_row.shape)
     check_tensor("weights", weights, shape=shape, dtypes=FLOATS, device=grad.device, contiguous=True)

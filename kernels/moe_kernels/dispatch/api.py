@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from moe_kernels._launch import check_no_grad, check_tensor, resolve_impl
+from moe_kernels._launch import FLOATS, check_no_grad, check_tensor, resolve_impl
 from moe_kernels.peers import PeerTable
-
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def check_maps(dst_rank: torch.Tensor, dst_row: torch.Tensor, tokens: int, device: torch.device) -> None:
@@ -25,8 +23,7 @@ def check_table(name: str, peers: PeerTable) -> None:
 
 
 def check_peers(name: str, peers: PeerTable, dtype: torch.dtype, width: int, device: torch.device) -> None:
-    """Check a table of buffers against the rows' dtype, width and device."""
-    check_table(name, peers)
+    """Check a table of buffers, which `check_table` has passed, against the rows' dtype, width and device."""
     if peers.dtype is not dtype or peers.width != width:
         raise ValueError(f"{name} must hold rows of {width} {dtype}; got {peers.width} {peers.dtype}")
     if peers.ptrs.device != device:
@@ -61,6 +58,7 @@ def dispatch(
     """
     check_tensor("x", x, shape=(None, None), dtypes=FLOATS, contiguous=True)
     check_maps(dst_rank, dst_row, x.shape[0], x.device)
+    check_table("peers", peers)
     check_peers("peers", peers, x.dtype, x.shape[1], x.device)
     if weights is not None:
         shape = tuple(dst_rank.shape)

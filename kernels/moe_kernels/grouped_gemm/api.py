@@ -6,6 +6,7 @@ import torch
 
 from moe_kernels import _compat
 from moe_kernels._launch import (
+    FLOATS,
     check_first_order,
     check_no_grad,
     check_offsets,
@@ -15,7 +16,6 @@ from moe_kernels._launch import (
 )
 
 IMPLS = ("triton", "torch", "host_loop", "reference")
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def grouped_gemm(

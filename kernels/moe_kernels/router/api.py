@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from moe_kernels._launch import check_int, check_tensor, resolve_impl
+from moe_kernels._launch import FLOATS, check_int, check_tensor, resolve_impl
 from moe_kernels.router import logits as fp32_logits
 
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 GROUP_LIMIT = 65535
 GATINGS = ("softmax", "sigmoid")
 MODES = ("learned", "random", "uniform")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from moe_kernels._launch import check_first_order, check_no_grad, check_tensor, resolve_impl
-
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+from moe_kernels._launch import FLOATS, check_first_order, check_no_grad, check_tensor, resolve_impl
 
 
 def _check(h: torch.Tensor, offsets: torch.Tensor) -> None:
