@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import html
-import json
 import shlex
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workbench.plotting import STANDING_COLOURS
+from workbench.plotting import STANDING_COLOURS, as_json
 
 STANDS_IN = "workbench_stands_in"
 """Metadata of an output that an interactive one of the same cell replaces."""
@@ -104,8 +103,6 @@ def show(analysis: Any, verdict: Any, window: tuple[int, int] | None, display: C
     The timeline is interactive where widgets work. A still one stands in for it elsewhere: in a notebook that is opened
     again without its kernel, in nbconvert's pages, on a code host. The interactive one hides it where it is drawn.
     """
-    from plotly.utils import PlotlyJSONEncoder
-
     from workbench.experiments._traces import trace_figure, trace_rows, view_arguments
     from workbench.still import timeline_svg
 
@@ -113,9 +110,8 @@ def show(analysis: Any, verdict: Any, window: tuple[int, int] | None, display: C
     display(bundle, raw=True)
     if not len(analysis.trace.ops):
         return
-    figure = trace_figure(analysis, window, title="%%headroom").to_plotly_json()
     still = {
-        "application/vnd.plotly.v1+json": json.loads(json.dumps(figure, cls=PlotlyJSONEncoder)),
+        "application/vnd.plotly.v1+json": as_json(trace_figure(analysis, window, title="%%headroom")),
         "text/html": timeline_svg(trace_rows(analysis, window, "")),
         "text/plain": "timeline with headroom",
     }

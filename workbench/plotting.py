@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -198,6 +199,13 @@ def draw_lanes(
     fig.update_layout(barmode="overlay")
     fig.update_yaxes(categoryorder="array", categoryarray=order[::-1], **where)
     return fig
+
+
+def as_json(fig: go.Figure) -> dict[str, Any]:
+    """Return a figure as plain JSON values: the content of its MIME type in a notebook's output."""
+    from plotly.utils import PlotlyJSONEncoder
+
+    return json.loads(json.dumps(fig.to_plotly_json(), cls=PlotlyJSONEncoder))
 
 
 def badge(fig: go.Figure, result: Result) -> go.Figure:

@@ -108,6 +108,11 @@ def data_root() -> Path:
     return checkout if checkout.is_dir() else here / "_bundled" / "data"
 
 
+def counted(names: Sequence[str]) -> str:
+    """Return GPUs in one text, equal ones counted: ``2 x NVIDIA H200``; empty for none."""
+    return " + ".join(f"{n} x {name}" if n > 1 else name for name, n in Counter(names).items())
+
+
 class RecordChangedError(ValueError):
     """A recording that is not what was written: its ``record.json``, or a raw output."""
 
@@ -151,8 +156,7 @@ class Recording:
         """GPUs that were used, not all of the host: ``NVIDIA H200``, ``2 x NVIDIA H200``; empty for none."""
         env, used = self.record.get("environment", {}), self.record.get("topology", {}).get("gpus")
         present = [g["name"] for g in env.get("gpus") or ()] or [env["gpu"]] * bool(env.get("gpu"))
-        names = present[: 1 if used is None else used]
-        return " + ".join(f"{n} x {name}" if n > 1 else name for name, n in Counter(names).items())
+        return counted(present[: 1 if used is None else used])
 
     def badge(self, source: str) -> str:
         """Return one line that says where the numbers come from; `source` is ``live`` or ``recorded``."""

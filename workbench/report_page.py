@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from workbench.files import replace_file
 from workbench.plotting import SOURCE_COLOURS
+from workbench.record import counted
 from workbench.suite.verdict import STANDINGS, standing
 
 ORDER = ("failed", "claim_failed", "interrupted", "passed", "skipped")
@@ -129,10 +129,9 @@ def mib(size_bytes: int) -> str:
 
 def machine_text(machine: Mapping[str, Any]) -> str:
     """Return a machine in one line: GPUs, processor, memory, system, Python."""
-    gpus = " + ".join(f"{n} x {name}" if n > 1 else name for name, n in Counter(machine["gpus"]).items())
     memory = f", {machine['memory_MiB'] / 1024:.0f} GiB" if machine["memory_MiB"] else ""
     processor = f"{machine['cpu'] or 'unknown processor'}, {machine['cores']} cores{memory}"
-    return f"{gpus or 'no GPU'}; {processor}; {machine['system']}, Python {machine['python']}"
+    return f"{counted(machine['gpus']) or 'no GPU'}; {processor}; {machine['system']}, Python {machine['python']}"
 
 
 def figure_text(value: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from workbench.experiment import Experiment, Result
+from workbench.plotting import as_json
 
 QUIET_S = 0.15  # a drag sends many values; only the one the reader rests on is worth a recomputation
 
@@ -92,8 +93,8 @@ class Explorer:
         self.result = result
         # A plain figure, not a FigureWidget: that sends its own 5 MB of script each time and is saved as a snapshot.
         figure = result.figure()
-        bundle = {"application/vnd.plotly.v1+json": figure.to_plotly_json(), "text/plain": result.badge}
-        shown = [{"output_type": "display_data", "data": _jsonable(bundle), "metadata": {}}]
+        bundle = {"application/vnd.plotly.v1+json": as_json(figure), "text/plain": result.badge}
+        shown = [{"output_type": "display_data", "data": bundle, "metadata": {}}]
         if result.checks:
             text = {"text/html": result._checks_html(), "text/plain": result._checks_text()}
             shown.append({"output_type": "display_data", "data": text, "metadata": {}})
@@ -113,14 +114,6 @@ class Explorer:
         defaults = {f.name: f.default for f in dataclasses.fields(self.first.experiment.params)}
         for name, control in self.controls.items():
             control.value = defaults[name]
-
-
-def _jsonable(bundle: dict[str, Any]) -> dict[str, Any]:
-    import json
-
-    from plotly.utils import PlotlyJSONEncoder
-
-    return json.loads(json.dumps(bundle, cls=PlotlyJSONEncoder))
 
 
 def _control(f: dataclasses.Field[Any], value: Any, hint: Any) -> Any:
