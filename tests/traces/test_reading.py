@@ -11,7 +11,7 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kineto_files import call, event, kernel, launch, text, write
 
@@ -284,6 +284,7 @@ OPS = st.lists(st.tuples(st.integers(0, 60), st.integers(-1, 2), st.integers(0, 
 
 @settings(max_examples=200, deadline=None)
 @given(CALLS, OPS)
+@example([(0, 0, 1), (0, 0, 1), (0, 0, 2)], [(0, 2, 0, 1)])  # of a process that made no call
 def test_links_agree_with_a_slow_search(call_rows, op_rows):
     start, process, ids = (
         (np.array(c, np.int64) for c in zip(*sorted(call_rows))) if call_rows else [np.empty(0, int)] * 3

@@ -237,7 +237,8 @@ def resolve_links(ops: dict[str, np.ndarray], calls: Calls) -> tuple[dict[str, n
             wanted = np.array([home.get(int(d), NONE) for d in ops["device"][many]], np.int64)
             wanted = np.where(own[many] >= 0, own[many], wanted)
             start = ops["start_ns"][many]
-            size = int(calls.process.max()) + 2
+            # More than any process: an operation may name one that made no call.
+            size = int(max(calls.process.max(), own.max())) + 2
             # First among the calls of the wanted process, then (unless the operation names its process) among all.
             key = of_call * size + calls.process[usable]
             best, alike = _nearest_before(key, calls.start_ns[usable], at[many] * size + wanted, start)
