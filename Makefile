@@ -51,7 +51,7 @@ record: setup
 	@test -n "$(SLUG)" || { echo "usage: make record SLUG=<experiment>"; exit 2; }
 	@$(BIN)/workbench record run $(SLUG) --dry-run $(ARGS)
 	$(BIN)/python -m pytest -q -x tests -k "$(SLUG) or $(patsubst op_%,%,$(SLUG))"
-	$(BIN)/python -m workbench.record $(SLUG) $(ARGS)
+	$(BIN)/workbench record run $(SLUG) $(ARGS)
 
 benchmarks: setup
 	$(BIN)/python benchmarks/traces_vs_hta.py $(ARGS)

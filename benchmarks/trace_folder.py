@@ -15,8 +15,8 @@ import statistics
 import tempfile
 import time
 
+from workbench.core.record import load_recording
 from workbench.experiments.tool_first_look import RECORDING
-from workbench.record import load_recording
 from workbench.traces.folder import analyse_folder
 from workbench.traces.synthetic import make_ranks
 

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from workbench.files import replace_file
+from workbench.core.files import replace_file
 
 settings = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
 target = Path(sys.prefix) / "share/jupyter/lab/settings/overrides.json"

@@ -38,8 +38,8 @@ def main() -> int:
         rows = run(options, a.ranks)
         (a.out / "rows.json").write_text(json.dumps(rows))
         return 0
-    from workbench.experiment import load
-    from workbench.record import Recorder
+    from workbench.core.record import Recorder
+    from workbench.experiments import load
 
     # A run that is stopped leaves there what its ranks had written; a finished one clears it away.
     unfinished = a.out / "unfinished"

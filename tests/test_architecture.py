@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.experiment import load, slugs
+from workbench.experiments import load, slugs
 from workbench.suite import Notebook, find_notebooks
 from workbench.suite.catalog import GROUPS, source_of
 
@@ -54,7 +54,7 @@ def within(name: str, *roots: str) -> bool:
     return any(name == r or name.startswith(r + ".") for r in roots)
 
 
-UPPER = ("workbench.suite", "workbench.cli", "workbench.report_page", "workbench.sweep", "workbench.launch")
+UPPER = ("workbench.suite", "workbench.cli")
 VIEWS = ("ipywidgets", "anywidget", "IPython", "workbench.widgets")
 GPU = ("torch", "triton", "nvshmem", "moe_kernels")
 
@@ -64,14 +64,14 @@ FORBIDDEN = [
     ("workbench.measure", "anywhere", (*VIEWS[:2], "workbench.widgets", *UPPER, "workbench.training")),
     ("workbench.training", "anywhere", (*VIEWS[:2], "workbench.widgets", *UPPER)),
     ("workbench.experiments", "anywhere", (*VIEWS, *UPPER)),
-    ("workbench.plotting", "anywhere", (*GPU, *VIEWS[:2], *UPPER, "workbench.experiments")),
+    ("workbench.views.plotting", "anywhere", (*GPU, *VIEWS[:2], *UPPER, "workbench.experiments")),
     ("workbench.widgets", "anywhere", UPPER),
-    ("workbench.record", "anywhere", (*VIEWS, *UPPER, "workbench.widgets")),
+    ("workbench.core.record", "anywhere", (*VIEWS, *UPPER, "workbench.widgets")),
     ("workbench", "module level", ("torch", "triton", "moe_kernels")),
     ("workbench.experiments", "module level", ("polars", "plotly", "pyarrow", "scipy", "msgspec", "pydantic")),
     ("workbench.measure", "module level", ("polars", "plotly", "pyarrow", "scipy", "msgspec", "pydantic")),
-    ("workbench.record", "module level", ("polars", "plotly", "numpy", "msgspec")),
-    ("workbench.experiment", "module level", ("polars", "plotly", "numpy", "IPython")),
+    ("workbench.core.record", "module level", ("polars", "plotly", "numpy", "msgspec")),
+    ("workbench.core.experiment", "module level", ("polars", "plotly", "numpy", "IPython")),
     ("moe_kernels", "anywhere", ("workbench", "plotly", "polars", "IPython", "ipywidgets")),
 ]
 

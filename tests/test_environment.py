@@ -115,23 +115,23 @@ def test_wheel_works_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None
     code = """
 import json, pathlib, sys
 import workbench, moe_kernels
-from workbench.record import data_root
+from workbench.core.record import data_root
 from workbench.suite import find_notebooks
-from workbench.experiment import load, slugs
+from workbench.experiments import load, slugs
 here = pathlib.Path(workbench.__file__).parent
 print(json.dumps({
     "files": [workbench.__file__, moe_kernels.__file__, str(data_root()), str(find_notebooks()[0].path)],
     "slugs": [load(s).slug for s in slugs()],
     "notebooks": [n.slug for n in find_notebooks()],
     "scripts": sorted(p.name for p in here.rglob("*.js")),
-    "template": (here / "templates" / "report.html.j2").is_file(),
+    "template": (here / "suite" / "templates" / "report.html.j2").is_file(),
 }))
 """
-    ran = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    ran = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert all(f.startswith(str(site)) for f in found["files"]), found["files"]
-    from workbench.experiment import slugs
+    from workbench.experiments import slugs
     from workbench.suite import find_notebooks
 
     assert found["slugs"] == slugs() and found["notebooks"] == [n.slug for n in find_notebooks()]

@@ -35,7 +35,7 @@ def test_extension_registers_the_cell_magic(shell):
 
 
 def test_without_a_gpu_the_message_is_clear_and_the_cell_does_not_run(shell, shown, monkeypatch):
-    monkeypatch.setattr("workbench.experiment.gpu_present", lambda: False)
+    monkeypatch.setattr("workbench.core.experiment.gpu_present", lambda: False)
     shell.user_ns["ran"] = False
     shell.run_cell_magic("headroom", "", "ran = True\n")
     assert "needs a CUDA GPU" in shown[0]["text/plain"] and shell.user_ns["ran"] is False

@@ -16,7 +16,7 @@ def load(slug: str):
     Raises:
         KeyError: no such experiment; the message lists close names.
     """
-    from workbench.experiment import load as _load
+    from workbench.experiments import load as _load
 
     _show_whole_tables()
     return _load(slug)
@@ -53,7 +53,7 @@ def _table_html(frame) -> str:
 
 def slugs() -> list[str]:
     """Return the slugs of all experiments, in index order."""
-    from workbench.experiment import slugs as _slugs
+    from workbench.experiments import slugs as _slugs
 
     return _slugs()
 

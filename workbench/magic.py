@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workbench.plotting import STANDING_COLOURS, as_json
+from workbench.core.colours import STANDING_COLOURS
+from workbench.views.plotting import as_json
 
 STANDS_IN = "workbench_stands_in"
 """Metadata of an output that an interactive one of the same cell replaces."""
@@ -50,7 +51,7 @@ def headroom(line: str, cell: str, shell: Any) -> Any:
     except ValueError as error:
         display({"text/plain": f"%%headroom: {error}"}, raw=True)
         return None
-    from workbench.experiment import gpu_present
+    from workbench.core.experiment import gpu_present
     from workbench.measure.capture import NO_GPU
 
     if not gpu_present():
@@ -103,8 +104,8 @@ def show(analysis: Any, verdict: Any, window: tuple[int, int] | None, display: C
     The timeline is interactive where widgets work. A still one stands in for it elsewhere: in a notebook that is opened
     again without its kernel, in nbconvert's pages, on a code host. The interactive one hides it where it is drawn.
     """
-    from workbench.experiments._traces import trace_figure, trace_rows, view_arguments
-    from workbench.still import timeline_svg
+    from workbench.views.still import timeline_svg
+    from workbench.views.trace import trace_figure, trace_rows, view_arguments
 
     bundle = {"text/html": verdict_html(verdict), "text/plain": str(verdict)}
     display(bundle, raw=True)

@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 import pytest
 from test_page import notebook_of
 
-from workbench import plotting
-from workbench.export import to_html
+from workbench.suite.export import to_html
+from workbench.views import plotting
 
 LONG = "A title of many words that no telephone shows in one line, so that it has to go on in another"
 BADGE = "■ recorded on NVIDIA H200, 2026-11-29, commit 98b6695, written afterwards from the log of a run"

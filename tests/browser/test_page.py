@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 import pytest
 from programs import view
 
-from workbench.export import to_html
+from workbench.suite.export import to_html
 from workbench.widgets import timeline_view, trace_view
 
 HOSTILE = (

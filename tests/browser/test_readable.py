@@ -8,10 +8,11 @@ from typing import Any
 import nbformat
 import pytest
 
-from workbench import plotting
-from workbench.contrast import LEAST, ratio
-from workbench.experiment import Check, Experiment, Params, Result, _frame
-from workbench.export import to_html
+from workbench.core import colours
+from workbench.core.experiment import Check, Experiment, Params, Result, _frame
+from workbench.suite.export import to_html
+from workbench.views import plotting
+from workbench.views.contrast import LEAST, ratio
 
 # [element's text, its colour, the ground it stands on], without text in bars.
 TEXTS = """
@@ -27,12 +28,12 @@ TEXTS = """
 def one_of_each_source(path: Path) -> Path:
     standings = [Check("a", True, "1 of 1"), Check("b", False), Check("c", False, known="why"), Check("d", None)]
     cells = []
-    for source in plotting.SOURCE_COLOURS:
+    for source in colours.SOURCE_COLOURS:
         fig = plotting.figure("A title")
         fig.add_scatter(x=[0, 1], y=[0, 1], name="a curve", showlegend=True)
-        fig.add_annotation(text="a remark", x=0, y=0, font={"color": plotting.INK})
+        fig.add_annotation(text="a remark", x=0, y=0, font={"color": colours.INK})
         fig.update_layout(
-            title_subtitle={"text": f"badge of {source}", "font": {"color": plotting.SOURCE_COLOURS[source]}}
+            title_subtitle={"text": f"badge of {source}", "font": {"color": colours.SOURCE_COLOURS[source]}}
         )
         shown = nbformat.v4.new_output("display_data", {"application/vnd.plotly.v1+json": fig.to_plotly_json()})
         cells.append(nbformat.v4.new_code_cell("x", outputs=[shown], execution_count=1))
@@ -55,6 +56,6 @@ def test_every_text_of_an_exported_page_can_be_read(open_page: Any, tmp_path: Pa
     found = page.evaluate(TEXTS)
     texts = {text for text, _, _ in found}
     assert {"A title", "a curve", "a remark", "✓ holds", "✗ fails", "≠ differs", "– n/a"} <= texts
-    assert {f"badge of {source}" for source in plotting.SOURCE_COLOURS} <= texts
+    assert {f"badge of {source}" for source in colours.SOURCE_COLOURS} <= texts
     assert ratio(found[0][2], "#ffffff" if scheme == "light" else "#000000") < 1.5
     assert [(text, colour) for text, colour, ground in found if ratio(colour, ground) < LEAST] == []

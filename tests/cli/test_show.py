@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from workbench.cli import app
-from workbench.cli.output import plain
 from workbench.cli.show import show
 from workbench.cli.table import LINES_IN_FULL, ROWS_OF_A_KIND, ROWS_OF_ALL, elided, flowed, overview, rounded, whole
-from workbench.experiment import Check, close_names, load, slugs
+from workbench.core.experiment import Check, close_names
+from workbench.core.output import plain
+from workbench.experiments import load, slugs
 
 MIXED = pl.DataFrame(
     [{"part": "rank step", "rank": i % 2, "step_ms": 300.123 + i, "device": "GPU"} for i in range(20)]
@@ -29,7 +30,7 @@ MIXED = pl.DataFrame(
 @pytest.fixture(autouse=True)
 def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("workbench.experiment.gpu_present", lambda: False)
+    monkeypatch.setattr("workbench.core.experiment.gpu_present", lambda: False)
 
 
 def call(*args: str, status: int = 0) -> str:
@@ -226,13 +227,13 @@ def test_record_refuses_before_it_measures(tmp_path) -> None:
 
 def test_record_dry_run_refuses_the_same_and_measures_nothing(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "needs one CUDA GPU" in call("record", "run", "op_router", "--dry-run", status=2)
-    monkeypatch.setattr("workbench.record.main", lambda _: pytest.fail("measured"))
+    monkeypatch.setattr("workbench.core.record.Recorder", lambda *_: pytest.fail("measured"))
     assert call("record", "run", "fig45_lbl_branch", "--dry-run", "--out", str(tmp_path)) == ""
 
 
 def test_list_continues_below_the_title_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(call("list").splitlines()) >= len(slugs())
-    monkeypatch.setattr("workbench.cli.output._on_terminal", lambda: True)
+    monkeypatch.setattr("workbench.core.output._on_terminal", lambda: True)
     lines = call("list").splitlines()
     width = 2 + max(map(len, slugs())) + 2
     assert max(map(len, lines)) <= 80

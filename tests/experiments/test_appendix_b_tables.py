@@ -8,8 +8,9 @@ import json
 import polars as pl
 import pytest
 
-from workbench.experiment import Result, load
-from workbench.record import data_root
+from workbench.core.experiment import Result
+from workbench.core.record import data_root
+from workbench.experiments import load
 
 SLUGS = ("tab47_workload_roles", "tab50_throughput_runs", "b3_fsdp_endpoints", "tab51_metric_definitions")
 

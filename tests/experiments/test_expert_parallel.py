@@ -12,18 +12,19 @@ from typing import Any
 import pytest
 from test_fig74_submission_regimes import build
 
-from workbench.experiment import Check, Result, load
-from workbench.record import Recording
+from workbench.core.experiment import Check, Result
+from workbench.core.record import Recording
+from workbench.experiments import load
 
 polars = pytest.importorskip("polars")
 pytest.importorskip("torch")
 
 from workbench.experiments import fig32_critical_microbatch_ep as critical_ep  # noqa: E402
 from workbench.experiments import fig74_submission_regimes_ep as regimes_ep  # noqa: E402
-from workbench.experiments._ranks import on_every_rank  # noqa: E402
-from workbench.experiments._regimes import capture_rows, skew_rows  # noqa: E402
 from workbench.measure.multi_gpu import SECTIONS, Options, run  # noqa: E402
 from workbench.measure.regimes import cut, packed, trace_name  # noqa: E402
+from workbench.views.ranks import on_every_rank  # noqa: E402
+from workbench.views.regimes import capture_rows, skew_rows  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SHEET = load("op_expert_parallel")

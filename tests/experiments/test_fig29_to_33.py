@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 import workbench
-from workbench.experiment import Result
+from workbench.core.experiment import Result
 from workbench.models.headroom import device_headroom, idle_total
 from workbench.models.submission import program_from_json, simulate
 

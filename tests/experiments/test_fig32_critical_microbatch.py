@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import workbench
-from workbench.experiment import Result, gpu_present, load
+from workbench.core.experiment import Result, gpu_present
 from workbench.experiments import fig32_critical_microbatch as fig32
+from workbench.experiments import load
 
 TOKENS = (256, 512, 1024, 2048, 4096, 8192)
 
@@ -46,7 +47,7 @@ def table(crossing: float = 2048.0, idle_until: float = 2048.0, growth: float = 
 
 def measured(rows: list[dict], **params) -> Result:
     """A live result over rows, without a GPU."""
-    from workbench.record import Recorder
+    from workbench.core.record import Recorder
 
     recorder = Recorder("fig32_critical_microbatch", {})
     recorder.set("workload", memory_bytes=100_000_000_000)
@@ -272,8 +273,8 @@ class PretendedLayers:
     ],
 )
 def test_measuring_visits_every_region_and_keeps_its_rows_whatever_the_compiler_does(monkeypatch, broken, said):
+    from workbench.core.record import Recorder
     from workbench.measure import blocks, timing
-    from workbench.record import Recorder
 
     device = Device(monkeypatch)
     monkeypatch.setattr(blocks, "Layers", lambda experts, gemm, router_mode: PretendedLayers(device, broken))

@@ -11,10 +11,10 @@ from typing import Any
 import polars as pl
 import pytest
 
-from workbench.experiment import load
 from workbench.experiments import fig74_submission_regimes as fig74
-from workbench.experiments._regimes import analyse, kernels
+from workbench.experiments import load
 from workbench.measure.regimes import cut, packed
+from workbench.views.regimes import analyse, kernels
 
 BLOCKS = 4
 LAUNCH, WAIT_TAIL = 10.0, 2.0

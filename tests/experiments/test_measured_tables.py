@@ -7,8 +7,9 @@ import dataclasses
 import polars as pl
 import pytest
 
-from workbench.experiment import Check, load
+from workbench.core.experiment import Check
 from workbench.experiments import eq11_submission_cost as eq11
+from workbench.experiments import load
 
 SLUGS = (
     "tab12_headroom_operations",
@@ -133,7 +134,7 @@ def test_the_branch_must_start_at_the_checkpoint_and_part():
 
 
 def test_the_longer_tiny_branch_shows_what_the_known_disagreement_says():
-    from workbench.record import data_root
+    from workbench.core.record import data_root
 
     table = data_root() / "recorded" / "fig45_lbl_branch" / "2026-11-29_cpu_14cd643" / "table.csv"
     longer = load("fig45_lbl_branch").run(archive=str(table))
@@ -202,7 +203,7 @@ def test_a_stitch_that_keeps_the_oldest_segment_is_noticed(monkeypatch):
 
 
 def test_error_bars_reach_from_the_20th_to_the_80th_percentile():
-    from workbench.plotting import spread
+    from workbench.views.plotting import spread
 
     bars = spread([{"time_us_p20": 1000.0, "time_us_p50": 3000.0, "time_us_p80": 8000.0}], "time_us", 1e3)
     assert (bars["arrayminus"], bars["array"], bars["symmetric"]) == ([2.0], [5.0], False)

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 import torch
 
-from workbench.experiment import Result
+from workbench.core.experiment import Result
 from workbench.experiments import op_mxfp8_accuracy as accuracy
 from workbench.measure import mxfp8_accuracy
 

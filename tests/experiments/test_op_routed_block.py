@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.experiment import Result, load
-from workbench.experiments import op_routed_block
+from workbench.core.experiment import Result
+from workbench.core.record import Recorder
+from workbench.experiments import load, op_routed_block
 from workbench.experiments.op_routed_block import VARIANTS
-from workbench.record import Recorder
 
 polars = pytest.importorskip("polars")
 EXPERIMENT = load("op_routed_block")

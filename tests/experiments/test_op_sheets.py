@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 import workbench
-from workbench.experiment import Result
+from workbench.core.experiment import Result
 from workbench.experiments.op_router import LOGITS
 
 OPS = ["op_router", "op_route_map", "op_dispatch", "op_combine", "op_swiglu", "op_grouped_gemm"]

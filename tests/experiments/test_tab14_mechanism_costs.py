@@ -8,7 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from workbench.experiment import Result, load
+from workbench.core.experiment import Result
+from workbench.experiments import load
 from workbench.experiments import tab14_mechanism_costs as tab14
 from workbench.models.routing import route, skewed_experts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from workbench.experiment import Result
+from workbench.core.experiment import Result
 from workbench.experiments import tab48_submission_tax as tab48
 from workbench.widgets import explore
 

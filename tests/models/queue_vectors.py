@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.files import replace_file
+from workbench.core.files import replace_file
 from workbench.models.headroom import device_headroom, idle_intervals, readouts, stream_headroom
 from workbench.models.submission import (
     EventRecord,

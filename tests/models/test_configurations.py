@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workbench.core.report_tables import printed_rows, report_table, run_sizes, table_47
 from workbench.models import configurations as c
-from workbench.report_tables import printed_rows, report_table, run_sizes, table_47
 
 SPARSE = {"reference": c.REFERENCE_30_BLOCK, "profiling": c.PROFILING}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from workbench.core.report_tables import parse_printed, printed_rows
 from workbench.models.hardware import GPUS, BF16_REFERENCE_TFLOPs, find_gpu
-from workbench.report_tables import parse_printed, printed_rows
 
 
 def test_b300_is_the_audited_gpu():

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from workbench.core.report_tables import printed_rows
 from workbench.models import metrics as m
-from workbench.report_tables import printed_rows
 
 pair = st.tuples(st.floats(0, 100), st.floats(0, 100)).map(sorted)
 pairs = st.lists(pair, max_size=12)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workbench.core.report_tables import report_table
 from workbench.models import mfu as m
-from workbench.report_tables import report_table
 
 positive = st.floats(1e-3, 1e6)
 

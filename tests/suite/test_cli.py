@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from workbench.cli import LAZY_GROUPS, app
 from workbench.cli.suite import claims_line, default_out
-from workbench.experiment import SOURCES, load, slugs
-from workbench.record import tree_state
+from workbench.core.experiment import SOURCES
+from workbench.core.record import tree_state
+from workbench.experiments import load, slugs
 from workbench.suite import find_notebooks
 
 HELD = [{"claim": "c", "holds": True, "value": 1}]
@@ -171,7 +172,7 @@ def test_a_disk_that_fills_up_while_the_page_is_written_is_said(tmp_path: Path, 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("workbench.report_page.write_page", full)
+    monkeypatch.setattr("workbench.suite.report_page.write_page", full)
     out = tmp_path / "out"
     told = call("run", "fig29_running_dry", "--out", out, status=2)
     assert f"results cannot be written to {out}: No space left on device" in told

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from workbench.report_page import render, write_page
 from workbench.suite import thumbnails
+from workbench.suite.report_page import render, write_page
 
 HOSTILE = "\"'><img src=x onerror=alert(1)><script>alert(2)</script>&{{ 7*7 }}</style></pre>"
 PICTURE = b"\x89PNG\r\n\x1a\n"

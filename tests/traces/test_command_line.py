@@ -9,9 +9,9 @@ from kineto_files import kernel, launch, write
 from test_analysis import item, stacked, steps_events
 from typer.testing import CliRunner
 
-from workbench.cli import output
 from workbench.cli import trace as trace_cli
 from workbench.cli.trace import app
+from workbench.core import output
 
 K = 1_000
 

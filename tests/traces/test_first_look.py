@@ -12,11 +12,12 @@ from kineto_files import call, event, kernel, launch, text, write
 from test_replay import loop
 
 import workbench
-from workbench.experiments import _traces, tool_first_look
-from workbench.experiments._traces import opened, prediction_checks, sums, sums_table
-from workbench.record import Recorder, Recording
+from workbench.core.record import Recorder, Recording
+from workbench.experiments import tool_first_look
 from workbench.traces import read
 from workbench.traces.idle import Analysis
+from workbench.views import trace as _traces
+from workbench.views.trace import opened, prediction_checks, sums, sums_table
 
 K = 1_000
 PAUSE = 50_000 * K
@@ -119,7 +120,7 @@ def test_a_live_run_keeps_its_traces_for_the_views(recording: Recording, monkeyp
         for size in tool_first_look.SIZES:
             recorder.attach(f"{size}.json.gz", recording.file(f"{size}.json.gz"))
 
-    monkeypatch.setattr("workbench.experiment.gpu_present", lambda: True)
+    monkeypatch.setattr("workbench.core.experiment.gpu_present", lambda: True)
     experiment = dataclasses.replace(workbench.load("tool_first_look"), measure=measure)
     result = experiment.run(source="live", profiled_steps=3)
     assert result.source == "live" and len(result.figure().data) > 3 and result.badge.startswith("measured live")

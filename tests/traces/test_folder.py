@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from workbench.record import data_root
+from workbench.core.record import data_root
 from workbench.traces import TraceError
 from workbench.traces import folder as folder_module
 from workbench.traces.folder import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.experiment import gpu_present
+from workbench.core.experiment import gpu_present
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_present(), reason="needs a CUDA GPU")]
 

@@ -10,9 +10,9 @@ from kineto_files import event, kernel, launch, write
 from test_analysis import stacked
 
 import workbench
-from workbench.experiments._traces import MAX_BOXES, longest_idle, opened, trace_figure, trace_rows, view_arguments
 from workbench.traces import TraceError, read
 from workbench.traces.idle import Analysis
+from workbench.views.trace import MAX_BOXES, longest_idle, opened, trace_figure, trace_rows, view_arguments
 from workbench.widgets.file_drop import MAX_BYTES, FileDrop
 from workbench.widgets.trace_panel import TOLD, TracePanel
 

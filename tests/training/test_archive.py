@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 pl = pytest.importorskip("polars")
 
-from workbench.experiment import load  # noqa: E402
+from workbench.experiments import load  # noqa: E402
 from workbench.training.archive import natural, read_archive, rename_metrics  # noqa: E402
 from workbench.training.histories import window_median  # noqa: E402
 

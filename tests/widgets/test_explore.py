@@ -10,7 +10,7 @@ from typing import Any, Literal
 import ipywidgets
 import pytest
 
-from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Params, Result, param
 from workbench.widgets import explore
 
 

@@ -16,7 +16,7 @@ def audit(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as r
     from rich.console import Console
     from rich.table import Table
 
-    from workbench.measure.audit import environment, table
+    from workbench.core.audit import environment, table
 
     found = environment()
     if as_json:

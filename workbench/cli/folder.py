@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.cli.output import say
+from workbench.core.output import say
 
 APART_US = 60e6
 
@@ -70,7 +70,7 @@ def _client(address: str | None) -> Any:
     if address is None:
         yield None
         return
-    from workbench.sweep import cluster
+    from workbench.suite.sweep import cluster
 
     with cluster(address, 1, 0) as client:
         yield client

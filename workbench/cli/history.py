@@ -112,7 +112,7 @@ def _read(archive: Path, step: str | None, order: str) -> list[Run]:
 
 
 def _write(table: Any, out: Path) -> None:
-    from workbench.files import replacing
+    from workbench.core.files import replacing
 
     try:
         with replacing(out) as temporary:

@@ -32,7 +32,7 @@ def launch_command(
     Exit status 1 when a rank fails or a parity budget is exceeded.
     """
     from workbench.cli.suite import _refuse
-    from workbench.launch import RanksError, check, default_backend, launch, program_of
+    from workbench.measure.launch import RanksError, check, default_backend, launch, program_of
     from workbench.measure.ranks import Job
 
     try:

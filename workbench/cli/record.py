@@ -29,8 +29,8 @@ def run(
 ) -> None:
     """Measure an experiment here and write its recording."""
     from workbench.cli.suite import _refuse
-    from workbench.experiment import load
-    from workbench.record import main
+    from workbench.core.record import Recorder
+    from workbench.experiments import load
     from workbench.suite.parameters import ParameterError, convert, split_assignments
 
     try:
@@ -41,14 +41,18 @@ def run(
         _refuse(error.args[0])
     if dry_run:
         return
-    arguments = [slug, *(x for name, value in values.items() for x in ("-p", f"{name}={json.dumps(value)}"))]
-    raise typer.Exit(main([*arguments, "--out", str(out)] if out else arguments))
+    params = experiment.params(**values)
+    recorder = Recorder(slug, params.as_dict())
+    rows = experiment.measure(params, recorder)  # type: ignore[misc]
+    if rows is not None and not recorder.rows:
+        recorder.rows.extend(rows)
+    print(recorder.write(out).name)
 
 
 @app.command("check")
 def check(root: Root = None, as_json: Json = False) -> None:
     """Validate every recording and pin (schema, required fields, SHA-256, identifying text); exit 1 if one is wrong."""
-    from workbench.record import check_all
+    from workbench.suite.record_check import check_all
 
     _require_folder(root)
     found = check_all(root)
@@ -67,8 +71,8 @@ def check(root: Root = None, as_json: Json = False) -> None:
 @app.command("list")
 def list_(root: Root = None) -> None:
     """List the recordings and say which are shown (pinned)."""
-    from workbench.experiment import load, slugs
-    from workbench.record import data_root
+    from workbench.core.record import data_root
+    from workbench.experiments import load, slugs
 
     _require_folder(root)
     pins = {(s, load(s).recording) for s in slugs()}

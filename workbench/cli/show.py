@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from workbench.cli.output import line_width, plain, say
 from workbench.cli.table import elided, flowed, kind_column, kinds, overview, rounded, whole
+from workbench.core.output import line_width, plain, say
 from workbench.suite.verdict import STANDINGS, standing
 
 if TYPE_CHECKING:
-    from workbench.experiment import Check, Result
+    from workbench.core.experiment import Check, Result
 
 _WORD = max(map(len, STANDINGS))
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from workbench.cli.output import say
+from workbench.core.output import say
 
 Param = Annotated[
     list[str] | None, typer.Option("-p", "--param", metavar="NAME=VALUE", help="A parameter; may be repeated.")
@@ -48,7 +48,7 @@ def list_command(as_json: Json = False) -> None:
 
 def listing() -> list[dict[str, Any]]:
     """Return slug, group, title, claim, kind, anchor, sources, params and notebook of everything that can be run."""
-    from workbench.experiment import slugs
+    from workbench.experiments import slugs
     from workbench.suite.catalog import GROUPS, Notebook, NotebookError, find_notebooks, notebooks_root
     from workbench.suite.parameters import describe
     from workbench.suite.process import title_of
@@ -97,7 +97,8 @@ def show_command(
 
     Prints the source, the claims and, of each kind of rows, the first and last, rounded to fit the terminal.
     """
-    from workbench.experiment import load, to_json
+    from workbench.core.experiment import to_json
+    from workbench.experiments import load
     from workbench.suite.parameters import ParameterError, convert, split_assignments
 
     if as_json and (part is not None or everything):
@@ -241,7 +242,7 @@ def index_command(
     readme: Annotated[Path, typer.Option(help="The file between whose markers it goes.")] = Path("README.md"),
 ) -> None:
     """Print the README's index of notebooks, generated from the experiments."""
-    from workbench.files import replace_file
+    from workbench.core.files import replace_file
     from workbench.suite.index import index_text, with_index
 
     if not write:

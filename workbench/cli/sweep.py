@@ -54,7 +54,7 @@ def sweep_command(
     from workbench.cli.suite import _refuse, default_jobs
     from workbench.suite import OutputError, ParameterError, SelectionError, select
     from workbench.suite.fingerprint import gpus
-    from workbench.sweep import FINISHED, cluster, pending
+    from workbench.suite.sweep import FINISHED, cluster, pending
 
     try:
         notebooks = select(slugs)
@@ -94,7 +94,7 @@ def run_all(work: dict, folders: dict[str, Path], client: Any, timeout_s: float,
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from workbench.sweep import FINISHED, default_resources, lacking, sweep
+    from workbench.suite.sweep import FINISHED, default_resources, lacking, sweep
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
@@ -148,7 +148,7 @@ def parse_points(notebook, items: list[str], source: str | None) -> list[dict]:
     import json
 
     from workbench.suite.parameters import ParameterError, assign, split_assignments
-    from workbench.sweep import grid
+    from workbench.suite.sweep import grid
 
     values = {}
     for name, text in split_assignments(items).items():

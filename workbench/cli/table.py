@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from workbench.cli.output import plain
+from workbench.core.output import plain
 
 KIND_COLUMNS = ("part", "section", "kind")
 """Columns that say what kind of row a row is; the first that differs within a table divides it."""

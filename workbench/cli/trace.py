@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from workbench.cli.folder import folder_command
-from workbench.cli.output import say
+from workbench.core.output import say
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Where a real profiler trace waits, and what would help."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Params, Result, param
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -125,7 +125,8 @@ def draw(result: Result) -> go.Figure:
     """Left: training state per rank against world size. Right: bytes sent per step against the microbatch."""
     import plotly.graph_objects as go
 
-    from workbench.plotting import SERIES, figure
+    from workbench.core.colours import SERIES
+    from workbench.views.plotting import figure
 
     names = {
         "fsdp_full_reshard": "FSDP2, full reshard (endpoint)",

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Params, Result, param
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -141,7 +141,8 @@ def draw(result: Result) -> go.Figure:
     """Draw measured against fitted submission time, and the residuals below."""
     import plotly.graph_objects as go
 
-    from workbench.plotting import GRID, SERIES, figure
+    from workbench.core.colours import GRID, SERIES
+    from workbench.views.plotting import figure
 
     f = fit(result)
     t = _part(result, "family")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
-from workbench.experiments._queue import (
+from workbench.core.experiment import Check, Experiment, Params, Result, param
+from workbench.models.headroom import queued_blocks
+from workbench.models.submission import HostWait, HostWork, Program, Submit
+from workbench.views.queue import (
     AT_CURSOR,
     EPSILON,
     block,
@@ -22,8 +24,6 @@ from workbench.experiments._queue import (
     view_timeline,
     waited_for,
 )
-from workbench.models.headroom import queued_blocks
-from workbench.models.submission import HostWait, HostWork, Program, Submit
 
 SLOW, WAIT = "a", "b"
 QUEUED_BEFORE_WAIT = 4

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
-from workbench.experiments._queue import (
+from workbench.core.experiment import Check, Experiment, Params, Result, param
+from workbench.models.submission import Op, Program
+from workbench.views.queue import (
     AT_CURSOR,
     EPSILON,
     block,
@@ -26,7 +27,6 @@ from workbench.experiments._queue import (
     view_timeline,
     waited_for,
 )
-from workbench.models.submission import Op, Program
 
 KERNELS, MICROBATCH = "a", "b"
 LAYERS = 4

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
-from workbench.experiments._queue import (
+from workbench.core.experiment import Check, Experiment, Params, Result, param
+from workbench.models.headroom import blocks_ahead, device_headroom
+from workbench.models.submission import HostWait, Op, Program, Submit, program_to_json
+from workbench.views.queue import (
     EPSILON,
     block,
     box,
@@ -23,8 +25,6 @@ from workbench.experiments._queue import (
     step_index,
     total,
 )
-from workbench.models.headroom import blocks_ahead, device_headroom
-from workbench.models.submission import HostWait, Op, Program, Submit, program_to_json
 
 DENSE, ROUTED = "dense", "routed"
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
-from workbench.experiments._crossover import (
+from workbench.core.experiment import Check, Experiment, Params, Result, param
+from workbench.views.crossover import (
     FASTER,
     IDLE,
     crossover_checks,
@@ -283,8 +283,9 @@ def _draw_schematic(result: Result) -> go.Figure:
     import plotly.graph_objects as go
     import polars as pl
 
+    from workbench.core.colours import COLOURS, SERIES
     from workbench.models.crossover import SUBMIT_EAGER, schematic
-    from workbench.plotting import COLOURS, SERIES, figure
+    from workbench.views.plotting import figure
 
     p, table = result.params, result.table
     fig = figure("Schematic: where does each GPU stop running dry?", height=540)
@@ -363,11 +364,11 @@ def critical_microbatch(
     require_gpu("critical_microbatch")
     import torch
 
-    from workbench.experiment import _frame
+    from workbench.core.experiment import _frame
+    from workbench.core.record import Recorder
     from workbench.measure.critical import Key, Sweep
     from workbench.measure.regions import spin_cycles_per_us
     from workbench.measure.timing import capture
-    from workbench.record import Recorder
 
     sweep = Sweep(spin_cycles_per_us())
     for turn in range(ROUNDS):

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
-from workbench.experiments._crossover import crossover_checks, curves, draw_crossovers, interval, said
-from workbench.experiments._ranks import on_every_rank
+from workbench.core.experiment import Check, Experiment, Params, Result, param
+from workbench.views.crossover import crossover_checks, curves, draw_crossovers, interval, said
+from workbench.views.ranks import on_every_rank
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
-from workbench.experiments._queue import (
+from workbench.core.experiment import Check, Experiment, Params, Result, param
+from workbench.models.submission import HostWait, Op, Program, Submit
+from workbench.views.queue import (
     AT_CURSOR,
     EPSILON,
     box,
@@ -24,7 +25,6 @@ from workbench.experiments._queue import (
     total,
     view_timeline,
 )
-from workbench.models.submission import HostWait, Op, Program, Submit
 
 BARE, COVERED, DEVICE = "figure 33", "figure 34", "device route map"
 SHARED, EXCHANGE, ROUTER = "shared", "All-To-All", "router"

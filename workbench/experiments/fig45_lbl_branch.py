@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Params, Result, param
-from workbench.experiments._archives import ArchiveExperiment, reading_report
+from workbench.core.archives import ArchiveExperiment, reading_report
+from workbench.core.experiment import Check, Params, Result, param
 
 __all__ = ["EXPERIMENT", "reading_report"]
 
@@ -296,8 +296,9 @@ def draw(result: Result) -> go.Figure:
     import plotly.graph_objects as go
     import polars as pl
 
-    from workbench.plotting import COLOURS, figure
+    from workbench.core.colours import COLOURS
     from workbench.training.histories import smooth
+    from workbench.views.plotting import figure
 
     table = with_layer_means(result.table)
     told = (m.partition("=")[0] for m in result.params.metrics)

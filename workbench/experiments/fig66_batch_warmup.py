@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Params, Result, param
-from workbench.experiments._archives import Archive, ArchiveExperiment, reading_report
+from workbench.core.archives import Archive, ArchiveExperiment, reading_report
+from workbench.core.experiment import Check, Params, Result, param
 from workbench.models.schedules import REPORT_MULTIPLES, report_fractions
 
 __all__ = ["EXPERIMENT", "reading_report"]
@@ -342,8 +342,9 @@ def draw(result: Result) -> go.Figure:
     """Draw cross-entropy against tokens, steps and wall time; batch size, learning rate and throughput."""
     import plotly.graph_objects as go
 
-    from workbench.plotting import SERIES, figure
+    from workbench.core.colours import SERIES
     from workbench.training.histories import smooth
+    from workbench.views.plotting import figure
 
     tables, _ = stitched(result)
     fig = figure(

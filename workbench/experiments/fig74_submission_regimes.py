@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Params, Result, param
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -41,8 +41,8 @@ class RegimesParams(Params):
 
 def measure(params: RegimesParams, recorder: Any) -> list[dict[str, Any]]:
     """Time whole steps over process restarts, then capture every variant in this process."""
-    from workbench.experiments._regimes import capture_rows
     from workbench.measure.regimes import Bench, in_new_process, packed, trace_name
+    from workbench.views.regimes import capture_rows
 
     options = {
         "experts": params.experts, "grouped_gemm": None, "seed": 0, "microbatches": 1, "visits": params.visits,
@@ -253,7 +253,8 @@ def what_if_check(result: Result, length: int) -> Check:
 
 def draw(result: Result) -> go.Figure:
     """Draw both captures: lanes, utilisation band and headroom, magnified strips of equal width, step times."""
-    from workbench.plotting import COLOURS, INK, draw_lanes, figure
+    from workbench.core.colours import COLOURS, INK
+    from workbench.views.plotting import draw_lanes, figure
 
     length = result.params.length if result.params.length in captured_lengths(result) else captured_lengths(result)[0]
     shown = [result.params.variant, "rowwise"]

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Result, param
+from workbench.core.experiment import Check, Experiment, Result, param
 from workbench.experiments import fig74_submission_regimes as one
-from workbench.experiments._ranks import on_every_rank
 from workbench.experiments.fig74_submission_regimes import MICROBATCH, RegimesParams, part_rows
+from workbench.views.ranks import on_every_rank
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -49,8 +49,8 @@ def measure(params: RegimesRanksParams, recorder: Any) -> list[dict[str, Any]]:
 
 def keep(params: RegimesRanksParams, recorder: Any, found: Sequence[dict[str, Any]], folder: Path) -> None:
     """Write what the ranks returned, and the analysis of the captures in `folder`."""
-    from workbench.experiments._regimes import capture_rows, skew_rows
     from workbench.measure.regimes import trace_name
+    from workbench.views.regimes import capture_rows, skew_rows
 
     (sizes,) = (r for r in found if r["section"] == "model" and r["rank"] == 0)
     (pool,) = (r for r in found if r["section"] == "pool" and r["rank"] == 0)
@@ -251,7 +251,8 @@ def draw(result: Result) -> go.Figure:
 
 def draw_skew(result: Result) -> go.Figure:
     """Draw how far the ranks lie apart at every collective of the captured microbatch, both paths at both lengths."""
-    from workbench.plotting import SERIES, badge, figure
+    from workbench.core.colours import SERIES
+    from workbench.views.plotting import figure
 
     lengths = one.captured_lengths(result)
     titles = [f"2 x {n} tokens a rank" if result.params.sequences == 2 else f"{n} tokens a sequence" for n in lengths]
@@ -271,7 +272,7 @@ def draw_skew(result: Result) -> go.Figure:
     fig.update_yaxes(type="log", dtick=1)
     fig.update_yaxes(title="skew (us, log)", col=1)
     fig.update_layout(legend={"y": -0.3, "yanchor": "top"}, margin={"t": 90})
-    return badge(fig, result)
+    return result.badged(fig)
 
 
 def view(result: Result) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Params, Result, param
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -155,7 +155,8 @@ def draw(result: Result) -> go.Figure:
     """Draw the block's time over tokens on its slowest rank, and the rate of the bytes that cross to a peer."""
     import polars as pl
 
-    from workbench.plotting import INK, SERIES, figure, spread
+    from workbench.core.colours import INK, SERIES
+    from workbench.views.plotting import figure, spread
 
     ranks = int(result.table["ranks"].max())  # type: ignore[arg-type]
     fig = figure(

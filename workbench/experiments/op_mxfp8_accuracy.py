@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Params, Result, param
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -139,7 +139,8 @@ def draw(result: Result) -> go.Figure:
     """Draw errors by mode and distribution, and the loss curves."""
     import plotly.graph_objects as go
 
-    from workbench.plotting import COLOURS, SERIES, WIDE_LABELS, figure
+    from workbench.core.colours import COLOURS, SERIES
+    from workbench.views.plotting import WIDE_LABELS, figure
 
     rows = result.table.to_dicts()
     fig = figure(

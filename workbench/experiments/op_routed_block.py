@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Params, Result, param
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -258,7 +258,8 @@ def checks(result: Result) -> list[Check]:
 
 def draw(result: Result) -> go.Figure:
     """Draw time per call over tokens for the layer and the model step: pooled median, p20 to p80 as bars."""
-    from workbench.plotting import SERIES, figure, spread
+    from workbench.core.colours import SERIES
+    from workbench.views.plotting import figure, spread
 
     panels = [("layer", "forward + backward", "routed block, forward + backward"), ("step", "step", "model step")]
     titles = [panel[2] for panel in panels]

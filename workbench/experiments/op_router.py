@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Result
-from workbench.experiments._op_sheet import Case, OpSheetParams, draw_sheet, label, measure_sheet, rows_of
+from workbench.core.experiment import Check, Experiment, Result
+from workbench.measure.sheet import Case, OpSheetParams, measure_sheet
 from workbench.models import moe_cost
+from workbench.views.sheet import draw_sheet, label, rows_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Params, Result, json_safe, load, param
+from workbench.core.experiment import Check, Experiment, Params, Result, json_safe, param
+from workbench.experiments import load
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -35,7 +36,7 @@ class SweepResult(Result):
     """A sweep's rows; the badge says where the runs' numbers come from.
 
     Attributes:
-        summary: as of `workbench.sweep_results.load_sweep`.
+        summary: as of `workbench.views.sweep.load_sweep`.
     """
 
     summary: Mapping[str, Any] = field(default_factory=dict)
@@ -57,7 +58,7 @@ class SweepExperiment(Experiment):
 
     def run(self, source: str = "auto", **params: Any) -> Result:
         """Read the folder, or compute the example; the source is ``recorded`` where any run was not a model's."""
-        from workbench.sweep_results import load_sweep, tidy
+        from workbench.views.sweep import load_sweep, tidy
 
         values: Any = self.params().replace(**params)
         if not values.folder:
@@ -86,14 +87,14 @@ def example() -> dict[str, Any]:
 
 def model(params: SweepExplorerParams) -> Any:
     """Return the example's rows."""
-    from workbench.sweep_results import tidy
+    from workbench.views.sweep import tidy
 
     return tidy(example())
 
 
 def draw(result: Result) -> go.Figure:
     """Draw the chosen columns."""
-    from workbench.sweep_results import compare
+    from workbench.views.sweep import compare
 
     assert isinstance(result, SweepResult)
     p = result.params

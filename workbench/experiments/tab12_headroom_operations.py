@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Params, Result, param
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -125,7 +125,8 @@ def draw(result: Result) -> go.Figure:
     """Draw the device time that each microsecond of submission buys; at 1 headroom neither grows nor shrinks."""
     import plotly.graph_objects as go
 
-    from workbench.plotting import COLOURS, INK, WIDE_LABELS, figure, on
+    from workbench.core.colours import COLOURS, INK
+    from workbench.views.plotting import WIDE_LABELS, figure, on
 
     colours = {"builds": "gpu_execute", "consumes": "cpu_submit", "stops": "sync_wait"}
     rows = sorted(result.table.to_dicts(), key=lambda r: r["device_us_p50"] / r["submit_us_p50"])

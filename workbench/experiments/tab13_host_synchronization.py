@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Params, Result, param
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -92,7 +92,8 @@ def draw(result: Result) -> go.Figure:
     """Draw the host time of each pattern behind the spin kernel."""
     import plotly.graph_objects as go
 
-    from workbench.plotting import COLOURS, WIDE_LABELS, figure, spread
+    from workbench.core.colours import COLOURS
+    from workbench.views.plotting import WIDE_LABELS, figure, spread
 
     rows = result.table.sort("host_us_p50", descending=False).to_dicts()
     fig = figure("How long the host is held when the device is busy", height=170 + 22 * len(rows))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Params, Result, param
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -71,7 +71,7 @@ def trained_routers() -> tuple[float, float] | None:
     """
     import polars as pl
 
-    from workbench.experiment import load
+    from workbench.experiments import load
 
     branch = load("fig45_lbl_branch")
     if branch.recording is None:
@@ -337,7 +337,8 @@ def _measured_checks(result: Result, rows: list[dict[str, Any]], by: dict[tuple[
 
 def draw(result: Result) -> go.Figure:
     """Draw drops and reserved memory over the capacity factor; measured: metadata share and avoided tail work too."""
-    from workbench.plotting import SERIES, figure
+    from workbench.core.colours import SERIES
+    from workbench.views.plotting import figure
 
     rows = result.table.to_dicts()
     measured = any(r["part"] == "metadata" for r in rows)
@@ -373,7 +374,7 @@ def draw(result: Result) -> go.Figure:
 
 
 def _draw_measured(fig: go.Figure, rows: list[dict[str, Any]]) -> None:
-    from workbench.plotting import COLOURS, INK, SERIES
+    from workbench.core.colours import COLOURS, INK, SERIES
 
     shares = metadata_share(rows)
     fig.add_bar(

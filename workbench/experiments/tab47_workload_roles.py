@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Params, Result, param
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -61,8 +61,8 @@ def _sparse(params: WorkloadRolesParams) -> Any:
 
 def _derived() -> list[dict[str, Any]]:
     """Every derived value that Section B.4 prints, computed from the sizes of Table 47."""
+    from workbench.core.report_tables import table_47
     from workbench.models import configurations as c
-    from workbench.report_tables import table_47
 
     printed = table_47()
     rows = []
@@ -88,8 +88,8 @@ def _derived() -> list[dict[str, Any]]:
 
 def _open() -> list[dict[str, Any]]:
     """What the printed sizes determine exactly, and the range of what they leave open."""
+    from workbench.core.report_tables import table_47
     from workbench.models import configurations as c
-    from workbench.report_tables import table_47
 
     t = table_47()
     sizes = {(q, w): c.Interval(*t[f"{q}_params"][w].interval) for q in ("total", "active") for w in WORKLOADS}
@@ -198,7 +198,8 @@ def draw(result: Result) -> go.Figure:
     """Left: parameters by part, with the printed totals. Right: which dense widths fit, for each embedding size."""
     import plotly.graph_objects as go
 
-    from workbench.plotting import COLOURS, SERIES, figure
+    from workbench.core.colours import COLOURS, SERIES
+    from workbench.views.plotting import figure
 
     fig = figure(
         "What the printed sizes determine, and what they leave open",
@@ -226,7 +227,7 @@ def draw(result: Result) -> go.Figure:
         bar = go.Bar(x=names, y=[v / 1e9 for v in values], name=name, marker_color=colour, hovertemplate="%{y:.3f} B")
         fig.add_trace(bar, row=1, col=1)
     for quantity, symbol in (("total_params", "diamond-open"), ("active_params", "circle-open")):
-        from workbench.report_tables import table_47
+        from workbench.core.report_tables import table_47
 
         y = [table_47()[quantity][w].value / 1e9 for w in WORKLOADS]
         marker = {"symbol": symbol, "size": 13, "color": COLOURS["report"], "line": {"width": 2}}

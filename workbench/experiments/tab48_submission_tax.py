@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Params, Result, param
 from workbench.models.moe_cost import Cost, grouped_gemm
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _median(values: Iterable[float] | None) -> float | None:
 
 def report_rows(_: Any = None) -> list[dict[str, Any]]:
     """Return the report's twelve cells as tidy rows of variant `report`."""
-    from workbench.report_tables import printed_rows
+    from workbench.core.report_tables import printed_rows
 
     out = []
     for row in printed_rows(48):
@@ -308,7 +308,8 @@ LINES = (
 
 def draw(result: Result) -> go.Figure:
     """Draw time and speedup over M, eager against graph, the floor, and what the host needs to submit."""
-    from workbench.plotting import COLOURS, INK, figure
+    from workbench.core.colours import COLOURS, INK
+    from workbench.views.plotting import figure
 
     rows = result.table.to_dicts()
     colours = COLOURS | {"ink": INK}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Params, Result, param
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -31,7 +31,7 @@ class ThroughputRunsParams(Params):
 
 def report(params: ThroughputRunsParams) -> list[dict[str, Any]]:
     """Return the transcribed observations with their configurations, nothing computed."""
-    from workbench.report_tables import report_table
+    from workbench.core.report_tables import report_table
 
     runs = {r["configuration"]: r for r in report_table(49).to_dicts()}
     rows = []
@@ -43,9 +43,9 @@ def report(params: ThroughputRunsParams) -> list[dict[str, Any]]:
 
 def model(params: ThroughputRunsParams) -> list[dict[str, Any]]:
     """Add MFU, microbatches and, from 6 FLOPs per active parameter, bounds on tokens/s, step time and days."""
+    from workbench.core.report_tables import parse_printed
     from workbench.models import configurations as c
     from workbench.models import mfu
-    from workbench.report_tables import parse_printed
 
     rows = []
     for r in report(params):
@@ -68,8 +68,8 @@ def model(params: ThroughputRunsParams) -> list[dict[str, Any]]:
 
 def rules() -> list[Any]:
     """Apply every consistency rule to Tables 49 and 50."""
+    from workbench.core.report_tables import printed_rows, report_table, run_sizes
     from workbench.models import configurations as c
-    from workbench.report_tables import printed_rows, report_table, run_sizes
 
     runs = report_table(49).to_dicts()
     found = [rule for run in runs for rule in c.run_rules(run)]
@@ -106,8 +106,9 @@ def draw(result: Result) -> go.Figure:
     """Draw each observation's printed rate, with the MFU it means on a second axis."""
     import plotly.graph_objects as go
 
+    from workbench.core.colours import SERIES
     from workbench.models.mfu import mfu_of_rate
-    from workbench.plotting import SERIES, figure
+    from workbench.views.plotting import figure
 
     rows = result.table.to_dicts()
     p = result.params

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Params, Result, param
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -81,9 +81,9 @@ def _recordings(pinned_only: bool) -> dict[str, list[str]]:
     import csv
     import json
 
-    from workbench.experiment import load, slugs
+    from workbench.core.record import data_root
+    from workbench.experiments import load, slugs
     from workbench.models.metrics import field_names
-    from workbench.record import data_root
 
     pins = {(s, load(s).recording) for s in slugs()} if pinned_only else set()
     found = {}
@@ -99,8 +99,8 @@ def _recordings(pinned_only: bool) -> dict[str, list[str]]:
 
 def model(params: MetricDefinitionsParams) -> list[dict[str, Any]]:
     """Return one row per metric: definition, example computed, and the recordings that retain it."""
+    from workbench.core.report_tables import printed_rows
     from workbench.models.metrics import METRICS
-    from workbench.report_tables import printed_rows
 
     anchors = {r["slug"]: r["anchor"] for r in printed_rows(51)}
     examples, recordings = _examples(), _recordings(params.pinned_only)
@@ -132,7 +132,7 @@ def checks(result: Result) -> list[Check]:
     """Every row of the table has one implementation, and each example gives what was worked out by hand."""
     import math
 
-    from workbench.report_tables import printed_rows
+    from workbench.core.report_tables import printed_rows
 
     rows = result.table.to_dicts()
     names = [r["metric"] for r in printed_rows(51)] == [r["metric"] for r in rows]
@@ -149,7 +149,8 @@ def draw(result: Result) -> go.Figure:
     """Draw which recording retains which metric, as a matrix with marks (not colours alone)."""
     import plotly.graph_objects as go
 
-    from workbench.plotting import COLOURS, INK, figure
+    from workbench.core.colours import COLOURS, INK
+    from workbench.views.plotting import figure
 
     rows = result.table.to_dicts()
     kept = {r["metric"]: {x for x in r["where"].split(", ") if x} for r in rows}

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.experiment import Check, Params, Result, param
-from workbench.experiments._traces import TraceExperiment
+from workbench.core.experiment import Check, Params, Result, param
+from workbench.views.trace import TraceExperiment
 
 RECORDING = "2026-11-29_h200_44fff12"
 VARIANTS = ("free", "loaded", "item", "graph")
@@ -45,10 +45,10 @@ def measure(params: FirstLookParams, recorder: Any) -> None:
     """Time the loop without the profiler, variants interleaved; then profile them, interleaved in one trace."""
     import torch
 
+    from workbench.core.scrub import scrub
     from workbench.measure import timing
     from workbench.measure.block_loop import build, graphed
     from workbench.measure.capture import capture
-    from workbench.measure.scrub import scrub
 
     recorder.set("workload", job="transformer block loop, forward, bf16, random weights, seed 0", sizes=SIZES)
     recorder.set("precision", parameters="bfloat16", activations="bfloat16")
@@ -225,9 +225,9 @@ def shown(found: dict[str, list[Stretch]]) -> dict[str, Stretch]:
 
 def recorded(params: FirstLookParams, recording: Any) -> list[dict[str, Any]]:
     """Boxes, headroom and sums of the reader's trace, or of one recorded round, with what-ifs of all rounds."""
-    from workbench.experiments._traces import trace_rows
     from workbench.traces import read
     from workbench.traces.idle import Analysis
+    from workbench.views.trace import trace_rows
 
     if params.trace:
         return trace_rows(Analysis(read(params.trace)), None, Path(params.trace).name)
@@ -247,8 +247,8 @@ def predictions(analysis: Any, found: dict[str, list[Stretch]]) -> list[dict[str
     stretch, which on a shared host is not its neighbour's; a second case takes the neighbour's. Launches merged stand
     against the graph.
     """
-    from workbench.experiments._traces import HOST_SPEED, MERGED, REMOVED, SCALED, UNCHANGED, sum_row
     from workbench.traces.replay import to_program, what_if
+    from workbench.views.trace import HOST_SPEED, MERGED, REMOVED, SCALED, UNCHANGED, sum_row
 
     rows = []
     for i, (free, loaded, item, graph) in enumerate(zip(*(found[v] for v in VARIANTS), strict=True)):
@@ -293,14 +293,14 @@ def _host_speed(analysis: Any, loaded: Stretch, item: Stretch) -> float:
 
 def figure(result: Result):
     """Lanes and headroom of each trace."""
-    from workbench.experiments._traces import figure_of_rows
+    from workbench.views.trace import figure_of_rows
 
     return figure_of_rows(result)
 
 
 def checks(result: Result) -> list[Check]:
     """Claims about the recorded pair."""
-    from workbench.experiments._traces import first_look_checks
+    from workbench.views.trace import first_look_checks
 
     return first_look_checks(result)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Params, Result, param
 from workbench.models import routing
 
 if TYPE_CHECKING:
@@ -159,7 +159,8 @@ def draw(result: Result) -> go.Figure:
     """Draw each destination's buffer by expert, drops beyond it, and drop rate and capacity use over the factor."""
     import plotly.graph_objects as go
 
-    from workbench.plotting import COLOURS, INK, SERIES, figure
+    from workbench.core.colours import COLOURS, INK, SERIES
+    from workbench.views.plotting import figure
 
     params = result.params
     rows = result.table.to_dicts()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.experiment import Check, Params, Result, param
-from workbench.experiments._traces import TraceExperiment
+from workbench.core.experiment import Check, Params, Result, param
+from workbench.views.trace import TraceExperiment
 
 RECORDING = "2026-11-29_h200_98b6695"
 FILE = "loop_with_stacks.json.gz"
@@ -39,10 +39,10 @@ def measure(params: YourTraceParams, recorder: Any) -> None:
     """Profile the loop with reads, with stacks, and keep the trace and its verdict."""
     import gzip
 
+    from workbench.core.scrub import scrub
     from workbench.experiments.tool_first_look import _scrubbed
     from workbench.measure.block_loop import build
     from workbench.measure.capture import capture, verify
-    from workbench.measure.scrub import scrub
 
     recorder.set(
         "workload", job="eight bf16 transformer blocks of width 1024 over 256 rows, forward, one .item() per block"
@@ -111,10 +111,10 @@ def open_trace(params: YourTraceParams, recording: Any):
 
 def recorded(params: YourTraceParams, recording: Any) -> list[dict[str, Any]]:
     """Boxes, headroom and sums; the verdict; the what-if."""
-    from workbench.experiments._traces import sum_row, trace_rows
     from workbench.traces.replay import what_if
     from workbench.traces.trace import TraceError
     from workbench.traces.verify import verify_trace
+    from workbench.views.trace import sum_row, trace_rows
 
     analysis, window = open_trace(params, recording)
     rows = trace_rows(analysis, window, analysis.trace.source)
@@ -138,14 +138,14 @@ def recorded(params: YourTraceParams, recording: Any) -> list[dict[str, Any]]:
 
 def figure(result: Result):
     """Lanes and headroom."""
-    from workbench.experiments._traces import figure_of_rows
+    from workbench.views.trace import figure_of_rows
 
     return figure_of_rows(result)
 
 
 def checks(result: Result) -> list[Check]:
     """Sums that must hold for every trace, and the verdict as a value."""
-    from workbench.experiments._traces import accounted
+    from workbench.views.trace import accounted
 
     rows = result.table.to_dicts()
     verdict = next(r for r in rows if r["lane"] == "verdict")

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.files import replacing
+from workbench.core.files import replacing
 
 if TYPE_CHECKING:
     from workbench.traces.trace import Trace

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.files import replace_file
+from workbench.core.files import replace_file
 from workbench.measure.timing import summary
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """One rank of a launched program: joins the group, runs its sections, leaves its rows and its trace in the folder.
 
 `python -m torch.distributed.run ... -m workbench.measure.ranks '{"out": ..., "program": "routed_block"}'`; see
-`workbench.launch`. Over NCCL the ranks share NVSHMEM memory, one GPU each; over gloo they are CPU processes.
+`workbench.measure.launch`. Over NCCL the ranks share NVSHMEM memory, one GPU each; over gloo they are CPU processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.files import replace_file
+from workbench.core.files import replace_file
 from workbench.measure.timing import summary
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _profile(r: Rank, job: Job, step: Callable[[], Any]) -> None:
     """Profile named steps after a common start and keep the trace, without what names this machine."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    from workbench.measure.scrub import scrub
+    from workbench.core.scrub import scrub
 
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if r.cuda else [])
     r.meet()

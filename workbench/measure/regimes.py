@@ -265,7 +265,7 @@ def trace_name(variant: str, length: int, rank: int | None = None) -> str:
 
 def packed(trace: Mapping[str, Any]) -> bytes:
     """Return a trace as gzip'd JSON with identifying text taken out, equal bytes for equal traces."""
-    from workbench.measure.scrub import scrub
+    from workbench.core.scrub import scrub
 
     return gzip.compress(json.dumps(scrub(trace), separators=(",", ":")).encode(), 9, mtime=0)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workbench.files import replace_file
+from workbench.core.files import replace_file
 from workbench.measure import timing
 
 PREQUANTIZED, INCLUDING_Q = "prequantized", "including_q"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workbench.experiment import Experiment
+    from workbench.core.experiment import Experiment
 
 GROUPS = ("s08_sync_free", "appendix_b", "tools")
 
@@ -65,7 +65,7 @@ class Notebook:
         Raises:
             NotebookError: the experiment's module does not import.
         """
-        from workbench.experiment import load, slugs
+        from workbench.experiments import load, slugs
 
         if self.slug not in slugs():
             return None
@@ -130,7 +130,7 @@ def select(names: Sequence[str], root: Path | None = None) -> list[Notebook]:
     Raises:
         SelectionError: a name means nothing, or two notebooks of the selection have one slug.
     """
-    from workbench.experiment import close_names
+    from workbench.core.experiment import close_names
 
     everything = find_notebooks(root)
     if not names:

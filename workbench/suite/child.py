@@ -113,7 +113,7 @@ def main() -> int:
     send(event="executed")
     if job["html"] and output.exists():
         try:
-            from workbench.export import to_html
+            from workbench.suite.export import to_html
 
             to_html(output, Path(job["html"]), back_link=job["back_link"])
         except Exception as failure:

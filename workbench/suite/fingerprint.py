@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.experiment import path_parameters
+from workbench.core.experiment import path_parameters
 from workbench.suite.catalog import Notebook
 
 _SETTINGS = ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "WORKBENCH_DATA", "WORKBENCH_SHARED")
@@ -61,7 +61,7 @@ def code_hash() -> str:
 @functools.cache
 def data_hash() -> str:
     """Return the hash of the recordings and the report's tables."""
-    from workbench.record import data_root
+    from workbench.core.record import data_root
 
     return _tree_hash([data_root()])
 

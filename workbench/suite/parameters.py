@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from workbench.experiment import Params, path_parameters
+from workbench.core.experiment import Params, path_parameters
 from workbench.suite.catalog import Declared, Notebook, NotebookError
 
 SOURCE_CHOICES = ("auto", "model", "recorded", "live", "report")
@@ -261,7 +261,7 @@ def _refuse_unrecorded(notebook: Notebook, params: Mapping[str, Any]) -> None:
     experiment = notebook.experiment
     if experiment is None or experiment.recording is None:
         return
-    from workbench.record import load_recording
+    from workbench.core.record import load_recording
 
     values = {d.name: d.default for d in notebook.declared.values() if d.literal} | dict(params)
     source = values.pop("source", "auto")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.files import replace_file
+from workbench.core.files import replace_file
 from workbench.suite import verdict
 from workbench.suite.catalog import Notebook, NotebookError
 

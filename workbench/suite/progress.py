@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, TextIO
 
-from workbench.cli.output import plain
+from workbench.core.output import plain
 from workbench.suite.verdict import STANDINGS, standing
 
 WORDS = {

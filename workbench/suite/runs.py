@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.measure.audit import cpu
-from workbench.record import tree_state
+from workbench.core.audit import cpu
+from workbench.core.record import tree_state
 from workbench.suite import verdict
 from workbench.suite.catalog import Notebook
 from workbench.suite.fingerprint import fingerprint, gpus
@@ -83,7 +83,7 @@ def run_suite(
         }
         write_json(out / "run.json", summary)
         if page:
-            from workbench.report_page import write_page
+            from workbench.suite.report_page import write_page
 
             signals.at_once = True
             write_page(out, summary, thumbnails=not caught)

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.contrast import THEMES, themed
-from workbench.files import replace_file
+from workbench.core.files import replace_file
+from workbench.views.contrast import THEMES, themed
 
 PLOTLY_MIME = "application/vnd.plotly.v1+json"
 WIDTH = 760

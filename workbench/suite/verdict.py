@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from workbench.experiment import RESULT_MIME
+from workbench.core.experiment import RESULT_MIME
 from workbench.suite.catalog import source_of, tags_of
 
 PASSED, CLAIM_FAILED, FAILED, INTERRUPTED, SKIPPED = "passed", "claim_failed", "failed", "interrupted", "skipped"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.files import replace_file
+from workbench.core.files import replace_file
 
 
 def make_ranks(

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from workbench.files import WRITING, new_folder
+from workbench.core.files import WRITING, new_folder
 
 PATTERN = "step_"
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from workbench.files import replace_file
+from workbench.core.files import replace_file
 from workbench.models.metrics import useful_tokens_per_s_per_gpu
 from workbench.training import checkpoint
 from workbench.training.config import RunConfig

@@ -10,8 +10,8 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from workbench.experiment import Experiment, Result
-from workbench.plotting import as_json
+from workbench.core.experiment import Experiment, Result
+from workbench.views.plotting import as_json
 
 QUIET_S = 0.15  # a drag sends many values; only the one the reader rests on is worth a recomputation
 

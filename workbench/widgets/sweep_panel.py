@@ -7,8 +7,8 @@ from typing import Any
 import ipywidgets as widgets
 from IPython.display import display
 
-from workbench.experiment import Result
-from workbench.sweep_results import columns
+from workbench.core.experiment import Result
+from workbench.views.sweep import columns
 
 
 def sweep_panel(result: Result) -> widgets.VBox:

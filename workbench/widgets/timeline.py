@@ -14,7 +14,7 @@ import anywidget
 import numpy as np
 import traitlets
 
-from workbench.plotting import COLOURS, LABELS, PATTERNS
+from workbench.core.colours import COLOURS, LABELS, PATTERNS
 
 STATIC = Path(__file__).parent / "static"
 # In order of use. anywidget loads one module, so the files are joined: their imports of each other are dropped.
@@ -176,12 +176,12 @@ def trace_view(
     Args:
         lanes: labels from top to bottom.
         events: equal-length columns ``lane`` (index into `lanes`), ``start_ns``, ``end_ns`` (int, absolute), ``kind``
-            (key of `plotting.COLOURS`, or an index into `kinds`) and ``name`` (text, or an index into `names`).
+            (key of `core.colours.COLOURS`, or an index into `kinds`) and ``name`` (text, or an index into `names`).
         title: heading.
         badge: where the numbers come from.
         caption: one or two sentences below the picture.
         names: texts of the events where ``name`` holds indices.
-        kinds: keys of `plotting.COLOURS` where ``kind`` holds indices.
+        kinds: keys of `core.colours.COLOURS` where ``kind`` holds indices.
         curves: ``label, unit, t_ns, before, after``: a straight line runs from ``(t[i], after[i])`` to
             ``(t[i+1], before[i+1])``; unit ``"ns"`` is shown as a time, any other as a plain number.
         table: ``title, columns, rows, start_ns, end_ns``; a row takes the reader to its interval.

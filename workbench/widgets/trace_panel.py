@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workbench.files import replace_file
+from workbench.core.files import replace_file
 
 # ipywidgets cuts a description that is longer than its default width.
 WIDE = {"description_width": "9em"}
@@ -21,7 +21,7 @@ STYLE = (
 
 def open_view(result: Any) -> Any:
     """The interactive timeline of a result's trace (of a recorded pair, the one with waits), with waits to jump to."""
-    from workbench.experiments._traces import opened, view_arguments
+    from workbench.views.trace import opened, view_arguments
     from workbench.widgets import trace_view
 
     analysis, window = opened(result)
@@ -87,7 +87,7 @@ class TracePanel:
             ]
         )
         if result is not None:
-            from workbench.experiments._traces import opened
+            from workbench.views.trace import opened
 
             self._show(*opened(result))
 
@@ -129,7 +129,7 @@ class TracePanel:
     def _draw(self, name: str) -> None:
         from IPython.display import display
 
-        from workbench.experiments._traces import view_arguments
+        from workbench.views.trace import view_arguments
         from workbench.widgets import trace_view
 
         self.view.clear_output(wait=True)

@@ -1,0 +1,473 @@
+"""The one idea: an experiment is plain functions around one tidy table.
+
+    source -> tidy table -> figure + checks          (source: model | recorded | live | report)
+
+Nothing here imports polars, plotly or torch at module level, so that a bare GPU machine can import an experiment
+and measure it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import html
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from workbench.core.colours import SOURCE_COLOURS, STANDING_COLOURS
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    import polars as pl
+
+    from workbench.core.record import Recording
+
+Source = Literal["model", "recorded", "live", "report"]
+SOURCES: tuple[Source, ...] = ("model", "recorded", "live", "report")
+RESULT_MIME = "application/vnd.headroom.result+json"
+KEPT_ROWS = 500
+"""Rows up to which a notebook's report carries its table, for sweeps to gather."""
+
+
+def param(
+    default: Any,
+    doc: str,
+    *,
+    unit: str = "",
+    min: float | None = None,
+    max: float | None = None,
+    step: float | None = None,
+    choices: Sequence[Any] | None = None,
+    log: bool = False,
+    analysis: bool = False,
+    path: bool = False,
+) -> Any:
+    """Declare one parameter of an experiment: its default (the report's value), meaning, unit and slider bounds.
+
+    Args:
+        default: value that reproduces the report.
+        doc: one line for help texts.
+        unit: unit shown beside the slider, e.g. ``"us"``.
+        min: least allowed value, inclusive.
+        max: greatest allowed value, inclusive.
+        step: slider step.
+        choices: allowed values, instead of bounds.
+        log: the slider is logarithmic; with `choices`, it steps through them.
+        analysis: it only changes how a table is analysed or drawn, so it may differ from a recording's.
+        path: text that names a file or folder; on the command line a relative one counts from the current folder.
+    """
+    metadata = {
+        "doc": doc,
+        "unit": unit,
+        "min": min,
+        "max": max,
+        "step": step,
+        "choices": choices,
+        "log": log,
+        "analysis": analysis,
+        "path": path,
+    }
+    return field(default=default, metadata=metadata)
+
+
+def path_parameters(params: type[Params]) -> set[str]:
+    """Return the names of the parameters that name a file or folder, see `param`."""
+    return {f.name for f in dataclasses.fields(params) if f.metadata.get("path")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Params:
+    """Base of every experiment's parameters: frozen, typed, bounded.
+
+    Raises:
+        ValueError: a value has the wrong type, is not finite, or lies outside its bounds; the message names the
+            parameter, what is allowed and what came.
+    """
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for f in dataclasses.fields(self):
+            value = _coerce(f.name, getattr(self, f.name), hints[f.name])
+            _check_bounds(f.name, value, f.metadata)
+            object.__setattr__(self, f.name, value)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the parameters as plain JSON values."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+
+    def replace(self, **changes: Any) -> typing.Self:
+        """Return a copy with `changes`, checked like a new one."""
+        _check_names(type(self), changes)
+        return dataclasses.replace(self, **changes)
+
+
+def _check_names(cls: type[Params], names: Iterable[str]) -> None:
+    allowed = [f.name for f in dataclasses.fields(cls)]
+    for name in names:
+        if name not in allowed:
+            near = difflib.get_close_matches(name, allowed, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"unknown parameter {name!r}: allowed are {', '.join(allowed) or 'none'}{hint}")
+
+
+def _coerce(name: str, value: Any, hint: Any) -> Any:
+    """Return `value` as the annotated type, without guessing (a string is never a number)."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in args:
+            return None
+        rest = [a for a in args if a is not type(None)]
+        return _coerce(name, value, rest[0])
+    if origin is Literal:
+        if value not in args:
+            raise ValueError(f"parameter {name!r}: expected one of {', '.join(map(repr, args))}, got {value!r}")
+        return value
+    if origin is tuple:
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise ValueError(f"parameter {name!r}: expected a list of {args[0].__name__}, got {value!r}")
+        return tuple(_coerce(f"{name}[{i}]", v, args[0]) for i, v in enumerate(value))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise ValueError(f"parameter {name!r}: expected {hint.__name__}, got {type(value).__name__} {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"parameter {name!r}: expected a finite number, got {value!r}")
+    return value
+
+
+def _check_bounds(name: str, value: Any, meta: Mapping[str, Any]) -> None:
+    if isinstance(value, tuple):
+        for i, v in enumerate(value):
+            _check_bounds(f"{name}[{i}]", v, meta)
+        return
+    if value is None:
+        return
+    choices, low, high = meta.get("choices"), meta.get("min"), meta.get("max")
+    if choices is not None and value not in choices:
+        raise ValueError(f"parameter {name!r}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
+    below = low is not None and value < low
+    above = high is not None and value > high
+    if below or above:
+        bounds = f"{'-inf' if low is None else low} to {'inf' if high is None else high}"
+        raise ValueError(f"parameter {name!r}: expected {bounds}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One claim of the report against a table: it holds, fails, or does not apply (`holds=None`).
+
+    Attributes:
+        claim: the claim in one sentence.
+        holds: True, False, or None where the table cannot decide it.
+        value: the figure that decided it, as text or number.
+        known: why a claim of the report is known not to hold on this table (another chip, another size). It is shown
+            as a disagreement and does not turn the suite red; empty otherwise.
+    """
+
+    claim: str
+    holds: bool | None
+    value: str | float | int | None = None
+    known: str = ""
+
+    def __post_init__(self) -> None:
+        # NumPy's False is not False: an identity test would let a failed claim pass.
+        if self.holds is not None:
+            object.__setattr__(self, "holds", bool(self.holds))
+
+    @property
+    def fails(self) -> bool:
+        """True where the claim does not hold and nobody knows why."""
+        return self.holds is False and not self.known
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        plain = {"claim": self.claim, "holds": self.holds, "value": self.value}
+        return plain | ({"known": self.known} if self.known else {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One figure or table of the report, or one measurement of our kernels.
+
+    Attributes:
+        slug: name of module, notebook, test and recordings.
+        group: notebook folder: ``s08_sync_free``, ``appendix_b`` or ``tools``.
+        title: one line.
+        claim: what it shows, one sentence.
+        kind: ``conceptual`` (the report's drawing, re-run by its rule), ``model``, ``measured`` or ``report``.
+        anchor: where in the report.
+        params: a `Params` subclass.
+        figure: `Result` -> plotly figure. It never asks where the rows came from.
+        checks: `Result` -> claims.
+        model: params -> rows (list of dicts or polars DataFrame), the pure computation.
+        report: params -> rows transcribed from the report.
+        recorded: (params, recording) -> rows; the default returns the recording's table.
+        measure: (params, recorder) -> rows, run on this machine's GPU; the same function writes recordings.
+        recording: name of the pinned recording under ``data/recorded/<slug>/``.
+        interactive: params -> spec of a client-side view (see `workbench.widgets.timeline_view`).
+        needs: what live measuring needs, in words (``"one CUDA GPU"``).
+        live_on_cpu: ``source="live"`` also runs without a GPU; ``auto`` still prefers a recording there.
+    """
+
+    slug: str
+    group: Literal["s08_sync_free", "appendix_b", "tools"]
+    title: str
+    claim: str
+    kind: Literal["conceptual", "model", "measured", "report"]
+    anchor: str
+    params: type[Params]
+    figure: Callable[[Result], go.Figure]
+    checks: Callable[[Result], list[Check]]
+    model: Callable[[Any], Any] | None = None
+    report: Callable[[Any], Any] | None = None
+    recorded: Callable[[Any, Recording], Any] | None = None
+    measure: Callable[[Any, Any], Any] | None = None
+    recording: str | None = None
+    interactive: Callable[[Any], dict[str, Any]] | None = None
+    needs: str = "one CUDA GPU"
+    live_on_cpu: bool = False
+
+    def sources(self) -> list[Source]:
+        """Return the sources that this experiment has, on any machine."""
+        have: dict[Source, bool] = {
+            "model": self.model is not None,
+            "recorded": self.recording is not None,
+            "live": self.measure is not None,
+            "report": self.report is not None,
+        }
+        return [s for s in SOURCES if have[s]]
+
+    def choose(self, source: str) -> Source:
+        """Resolve ``auto`` (live where a GPU is, else recorded, else model, else report) and refuse what is absent.
+
+        Raises:
+            ValueError: the source is unknown, or this experiment does not have it.
+        """
+        have = self.sources()
+        if source == "auto":
+            order: list[Source] = ["live", "recorded", "model", "report"]
+            for s in order:
+                if s in have and (s != "live" or gpu_present()):
+                    return s
+            if "live" in have and self.live_on_cpu:
+                return "live"
+            raise ValueError(f"{self.slug}: nothing is recorded yet, and measuring it needs {self.needs}")
+        if source not in SOURCES:
+            raise ValueError(f"{self.slug}: unknown source {source!r}: expected auto, {', '.join(SOURCES)}")
+        if source not in have:
+            raise ValueError(f"{self.slug}: has no source {source!r}; it has {', '.join(have)}")
+        if source == "live" and not (self.live_on_cpu or gpu_present()):
+            raise ValueError(f"{self.slug}: source 'live' needs {self.needs}; no CUDA GPU is visible on this machine")
+        return typing.cast(Source, source)
+
+    def run(self, source: str = "auto", **params: Any) -> Result:
+        """Compute, load or measure the table.
+
+        Args:
+            source: ``auto``, ``model``, ``recorded``, ``live`` or ``report``.
+            **params: fields of `self.params`; unknown names and bad values raise.
+        """
+        _check_names(self.params, params)
+        values = self.params(**params)
+        chosen = self.choose(source)
+        recording = None
+        if chosen == "model":
+            rows = self.model(values)  # type: ignore[misc]
+        elif chosen == "report":
+            rows = self.report(values)  # type: ignore[misc]
+        elif chosen == "recorded":
+            from workbench.core.record import load_recording
+
+            recording = load_recording(self.slug, self.recording)  # type: ignore[arg-type]
+            values = self._as_recorded(values, recording)
+            rows = self.recorded(values, recording) if self.recorded else recording.rows()
+        else:
+            from workbench.core.record import Recorder
+
+            recorder = Recorder(self.slug, values.as_dict())
+            rows = self.measure(values, recorder)  # type: ignore[misc]
+            recording = recorder.live()
+        return Result(experiment=self, params=values, source=chosen, table=_frame(rows), recording=recording)
+
+    def _as_recorded(self, values: Params, recording: Recording) -> Params:
+        """Return `values` with what was measured as the recording says; refuse a request for something else."""
+        kept = recording.record.get("workload", {}).get("params", {})
+        changes = {}
+        for f in dataclasses.fields(self.params):
+            if f.name not in kept or f.metadata.get("analysis"):
+                continue
+            recorded = tuple(kept[f.name]) if isinstance(kept[f.name], list) else kept[f.name]
+            asked = getattr(values, f.name)
+            if asked not in (recorded, f.default):
+                raise ValueError(
+                    f"{self.slug}: recorded with {f.name}={recorded!r}, asked for {asked!r}; "
+                    "source 'live' measures it, or leave it at its default"
+                )
+            changes[f.name] = recorded
+        return values.replace(**changes)
+
+    def __repr__(self) -> str:
+        return f"<Experiment {self.slug}: {self.title} [{', '.join(self.sources())}]>"
+
+
+def _frame(rows: Any) -> pl.DataFrame:
+    import polars as pl
+
+    return rows if isinstance(rows, pl.DataFrame) else pl.DataFrame(rows, infer_schema_length=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A table with the story of where it came from.
+
+    Attributes:
+        experiment: the experiment.
+        params: its parameters.
+        source: ``model``, ``recorded``, ``live`` or ``report``.
+        table: tidy polars DataFrame.
+        recording: the recording behind the table, for ``recorded`` and ``live``.
+    """
+
+    experiment: Experiment
+    params: Any
+    source: Source
+    table: pl.DataFrame
+    recording: Recording | None = None
+
+    def __repr__(self) -> str:
+        return f"<Result {self.slug}, {self.source}: {len(self.table)} rows; .figure(), .report(), .table>"
+
+    @property
+    def slug(self) -> str:
+        """Slug of the experiment."""
+        return self.experiment.slug
+
+    def with_params(self, **changes: Any) -> Result:
+        """Return the result for other parameters: a model is run anew, a measured table is kept and analysed anew."""
+        params = self.params.replace(**changes)
+        if self.source in ("model", "report"):
+            return self.experiment.run(source=self.source, **params.as_dict())
+        if self.source == "recorded" and self.experiment.recorded:
+            rows = self.experiment.recorded(params, typing.cast("Recording", self.recording))
+            return dataclasses.replace(self, params=params, table=_frame(rows))
+        return dataclasses.replace(self, params=params)
+
+    @property
+    def badge(self) -> str:
+        """One line that says where the numbers come from."""
+        if self.source == "model":
+            return "conceptual model, not measured" if self.experiment.kind == "conceptual" else "computed by a model"
+        if self.source == "report":
+            return "transcribed from the report"
+        assert self.recording is not None
+        return self.recording.badge(self.source)
+
+    @cached_property
+    def checks(self) -> list[Check]:
+        """Claims of the report against this table."""
+        return self.experiment.checks(self)
+
+    def figure(self) -> go.Figure:
+        """Draw the table, with the source badge."""
+        return self.badged(self.experiment.figure(self))
+
+    def badged(self, fig: go.Figure) -> go.Figure:
+        """Write where the numbers come from under a figure's title, in the source's colour."""
+        # plotly reads markup in its texts, and a badge may hold the name of a reader's file.
+        subtitle = {"text": f"■ {html.escape(self.badge)}", "font": {"size": 12, "color": SOURCE_COLOURS[self.source]}}
+        meta = {"slug": self.slug, "source": self.source, "badge": self.badge}
+        return fig.update_layout(title_subtitle=subtitle, meta=meta)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return slug, source, recording, table and checks as plain JSON values."""
+        return {
+            "slug": self.slug,
+            "source": self.source,
+            "recording": self.recording.name if self.recording else None,
+            "table": json_safe(self.table.to_dicts()),
+            "checks": json_safe([c.as_dict() for c in self.checks]),
+        }
+
+    def report(self) -> None:
+        """Display the checks in a notebook, with a machine-readable copy that the suite reads."""
+        from IPython.display import display
+
+        payload = self.as_dict()
+        if self.table.height > KEPT_ROWS:
+            payload.pop("table")
+        payload |= {"badge": self.badge, "params": json_safe(self.params.as_dict()), "rows": self.table.height}
+        bundle = {"text/html": self._checks_html(), "text/plain": self._checks_text(), RESULT_MIME: payload}
+        display(bundle, raw=True)
+
+    def _checks_text(self) -> str:
+        lines = [f"{_verdict(c)[0]:>8}  {c.claim}  [{c.value}]{' ' + c.known if c.known else ''}" for c in self.checks]
+        return "\n".join([f"{self.slug}: {self.badge}", *lines])
+
+    def _checks_html(self) -> str:
+        left = 'style="text-align:left"'
+        rows = []
+        for c in self.checks:
+            word, standing = _verdict(c)
+            colour = STANDING_COLOURS[standing]
+            value = "" if c.value is None else html.escape(str(c.value))
+            known = f"<br><small>{html.escape(c.known)}</small>" if c.known else ""
+            rows.append(
+                f'<tr><td class="standing-{standing}" style="color:{colour};white-space:nowrap;font-weight:600;'
+                f'text-align:left">{word}</td>'
+                f"<td {left}>{html.escape(c.claim)}{known}</td><td {left}>{value}</td></tr>"
+            )
+        head = f"<tr><th></th><th {left}>claim</th><th {left}>value</th></tr>"
+        table = f'<table class="claims">{head}{"".join(rows)}</table>'
+        return f"{table}<p><small>{html.escape(self.badge)}</small></p>"
+
+
+def _verdict(check: Check) -> tuple[str, str]:
+    """Word of one check, and its standing: a key of `core.colours.STANDING_COLOURS`."""
+    if check.holds is None:
+        return "– n/a", "na"
+    if check.holds:
+        return "✓ holds", "held"
+    return ("≠ differs", "differs") if check.known else ("✗ fails", "failed")
+
+
+def json_safe(value: Any) -> Any:
+    """Return `value` with NumPy scalars, tuples and non-finite floats made JSON-representable (NaN becomes null)."""
+    if isinstance(value, Mapping):
+        return {str(k): json_safe(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_safe(v) for v in value]
+    if hasattr(value, "item") and not isinstance(value, (str, bytes)):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, (str, int, float, bool)) or value is None:
+        return value
+    return str(value)
+
+
+def to_json(result: Result, indent: int | None = None) -> str:
+    """Return `Result.as_dict` as strict JSON text."""
+    return json.dumps(result.as_dict(), indent=indent, allow_nan=False)
+
+
+def gpu_present() -> bool:
+    """True where torch sees a CUDA GPU."""
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+def close_names(name: str, known: Sequence[str]) -> list[str]:
+    """Return a few of the `known` names: those that contain `name`, else those spelt like it."""
+    containing = [k for k in known if name and name.lower() in k.lower()]
+    return containing[:8] or difflib.get_close_matches(name, known, n=3, cutoff=0.5)

@@ -1,0 +1,1 @@
+"""Everything that draws: figures, timelines, stills; one colour has one meaning."""

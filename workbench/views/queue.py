@@ -1,0 +1,216 @@
+"""What the queue-model figures share: a simulated program as tidy rows, and its drawing as lanes over curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from workbench.models.headroom import Curve, busy_window, device_headroom, idle_intervals
+from workbench.models.submission import Op, Program, RangePop, RangePush, Step, Submit, program_to_json, simulate
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    import polars as pl
+
+    from workbench.core.experiment import Result
+
+UNIT = "figure units"
+EPSILON = 1e-9
+BOX_KINDS = {"submit": "cpu_submit", "work": "host_work", "wait": "sync_wait", "execute": "gpu_execute"}
+AT_CURSOR = (
+    {"type": "cpu", "label": "CPU at the cursor", "timeline": "main", "thread": 0},
+    {"type": "gpu", "label": "GPU at the cursor", "timeline": "main", "device": 0},
+)
+LANES = {"cpu0": "CPU submits", "gpu0/s0": "GPU executes", "gpu0/s1": "GPU copies"}
+
+
+def one(label: str, cost: float, duration: float, tone: str = "") -> Submit:
+    """A submission of one operation on stream 0."""
+    return Submit(label, cost, (Op(label, duration, tone=tone),), tone=tone)
+
+
+def block(name: str, *steps: Step) -> list[Step]:
+    """Steps inside a named block."""
+    return [RangePush(name), *steps, RangePop()]
+
+
+def rows(panel: str, program: Program, curves: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Boxes and curve segments of one simulated panel.
+
+    Boxes have `lane, label, kind, start, end`; idle boxes lie between the device's first start and last end. Curve
+    segments have `kind` = the curve's name and `value_start, value_end`.
+
+    Args:
+        panel: name of the panel.
+        program: what to simulate.
+        curves: name -> function of the timeline that returns a Curve; default: the device's headroom.
+    """
+    timeline = simulate(program)
+    events = timeline.events
+    out = [
+        _row(panel, lane, label, BOX_KINDS[kind], start, end)
+        for lane, label, kind, start, end in zip(
+            *(events[c].tolist() for c in ("lane", "label", "kind", "start", "end"))
+        )
+        if kind in BOX_KINDS and (end > start or kind == "wait")
+    ]
+    gaps = idle_intervals(timeline, 0, busy_window(timeline, 0)).tolist()
+    out += [_row(panel, "gpu0/s0", "idle", "idle", start, end) for start, end in gaps]
+    for name, make in (curves or {"headroom": device_headroom}).items():
+        out += _segments(panel, name, make(timeline))
+    return out
+
+
+def _row(panel: str, lane: str, label: str, kind: str, start: float, end: float) -> dict[str, Any]:
+    return {
+        "panel": panel, "lane": lane, "label": label, "kind": kind, "start": float(start), "end": float(end),
+        "value_start": None, "value_end": None,
+    }  # fmt: skip
+
+
+def _segments(panel: str, name: str, curve: Curve) -> list[dict[str, Any]]:
+    return [
+        {
+            "panel": panel, "lane": name, "label": "", "kind": name, "start": float(curve.t[i]),
+            "end": float(curve.t[i + 1]), "value_start": float(curve.after[i]), "value_end": float(curve.before[i + 1]),
+        }
+        for i in range(len(curve.t) - 1)
+    ]  # fmt: skip
+
+
+def boxes(table: pl.DataFrame, panel: str, *kinds: str) -> list[dict[str, Any]]:
+    """Rows of these kinds in one panel, by start."""
+    return sorted(
+        (r for r in table.iter_rows(named=True) if r["panel"] == panel and r["kind"] in kinds),
+        key=lambda r: (r["start"], r["end"]),
+    )
+
+
+def box(table: pl.DataFrame, panel: str, kind: str, label: str) -> dict[str, Any]:
+    """The one row with this kind and label."""
+    return next(r for r in boxes(table, panel, kind) if r["label"] == label)
+
+
+def total(found: Sequence[Mapping[str, Any]]) -> float:
+    """Summed length of boxes."""
+    return sum(r["end"] - r["start"] for r in found)
+
+
+def waited_for(table: pl.DataFrame, panel: str) -> list[str]:
+    """Labels of the operations that the GPU was idle for: those that start where an idle box ends."""
+    ends = [r["end"] for r in boxes(table, panel, "idle")]
+    return [r["label"] for r in boxes(table, panel, "gpu_execute") if any(abs(r["start"] - e) < EPSILON for e in ends)]
+
+
+def idle_matches_zero(table: pl.DataFrame, panel: str) -> tuple[bool, float]:
+    """Whether idle boxes are exactly the times of zero headroom, and the summed length where they differ."""
+    work = boxes(table, panel, "gpu_execute")
+    low, high = min(r["start"] for r in work), max(r["end"] for r in work)
+    zero = [
+        (max(r["start"], low), min(r["end"], high))
+        for r in boxes(table, panel, "headroom")
+        if abs(r["value_start"]) < EPSILON and abs(r["value_end"]) < EPSILON
+    ]
+    idle = [(r["start"], r["end"]) for r in boxes(table, panel, "idle")]
+    points = sorted({p for pair in zero + idle for p in pair})
+
+    def covered(pairs: list[tuple[float, float]], x: float) -> bool:
+        return any(a <= x < b for a, b in pairs)
+
+    differ = sum(b - a for a, b in pairwise(points) if covered(zero, (a + b) / 2) != covered(idle, (a + b) / 2))
+    return differ < EPSILON, differ
+
+
+def draw(result: Result, panels: Sequence[tuple[str, str, str, str]]) -> go.Figure:
+    """Lanes and a curve below them for each panel.
+
+    Args:
+        result: its table has the rows of `rows`.
+        panels: (panel, title, curve kind, curve label); an empty curve kind draws lanes only.
+    """
+    import plotly.graph_objects as go
+
+    from workbench.core.colours import COLOURS
+    from workbench.views.plotting import draw_lanes, figure
+
+    heights = [h for _, _, curve, _ in panels for h in ((2.0, 1.3) if curve else (2.0,))]
+    titles = [t for _, title, curve, _ in panels for t in ((title, "") if curve else (title,))]
+    pixels = 200 + round(80 * sum(heights))
+    fig = figure(
+        result.experiment.title, rows=len(heights), height=pixels, row_heights=heights, subplot_titles=titles,
+        vertical_spacing=46 / (pixels - 200), shared_xaxes=False,
+    )  # fmt: skip
+    seen: set[str] = set()
+    high = max(r["end"] for r in result.table.iter_rows(named=True))
+    at = 0
+    for panel, _, curve, label in panels:
+        at += 1
+        found = boxes(result.table, panel, *BOX_KINDS.values(), "idle")
+        found = [r for r in found if r["end"] > r["start"]]
+        lanes = [name for name in LANES if any(r["lane"] == name for r in found)]
+        columns = {c: [r[c] for r in found] for c in ("label", "start", "end", "kind")}
+        columns["lane"] = [LANES[r["lane"]] for r in found]
+        draw_lanes(fig, columns, row=at, lanes=[LANES[name] for name in lanes], unit=UNIT, seen=seen)
+        fig.update_xaxes(range=[0, high], showticklabels=not curve, row=at, col=1)
+        if curve:
+            at += 1
+            segments = boxes(result.table, panel, curve)
+            x = [v for r in segments for v in (r["start"], r["end"])]
+            y = [v for r in segments for v in (r["value_start"], r["value_end"])]
+            fig.add_trace(
+                go.Scatter(
+                    x=x, y=y, mode="lines", name=label, fill="tozeroy", line={"color": COLOURS["headroom"], "width": 2},
+                    showlegend=curve not in seen, legendgroup=curve, hovertemplate="%{x:.4g}: %{y:.4g}",
+                ),
+                row=at, col=1,
+            )  # fmt: skip
+            seen.add(curve)
+            fig.update_xaxes(range=[0, high], row=at, col=1)
+            fig.update_yaxes(title_text=label.replace(" ", "<br>", 1), rangemode="tozero", row=at, col=1)
+            if curve != "headroom":
+                fig.update_yaxes(dtick=1, row=at, col=1)
+    fig.update_xaxes(title_text=f"time ({UNIT})", row=at, col=1)
+    # The legend sits between the badge and the first panel's title: fixed in pixels, whatever the figure's height.
+    fig.update_layout(
+        margin_t=140, legend={"yref": "container", "yanchor": "top", "y": 1 - 72 / pixels, "traceorder": "normal"}
+    )
+    fig.update_annotations(x=0, xanchor="left", font={"size": 13})
+    # Neighbouring boxes of one colour need an edge, and a label that does not fit is left to the hover text.
+    solid = {"marker.pattern.shape": "", "type": "bar"}
+    fig.update_traces(marker_line={"color": "rgba(255,255,255,0.85)", "width": 1.2}, selector=solid)
+    fig.update_layout(uniformtext={"minsize": 10, "mode": "hide"})
+    return fig
+
+
+def lane_rows(curve: str, label: str, copies: bool = False) -> list[dict[str, Any]]:
+    """Rows of an interactive timeline: CPU lane, GPU lanes and one curve (none where `curve` is empty)."""
+    out: list[dict[str, Any]] = [{"type": "lane", "lane": name, "label": LANES[name]} for name in ("cpu0", "gpu0/s0")]
+    if copies:
+        out.append({"type": "lane", "lane": "gpu0/s1", "label": LANES["gpu0/s1"]})
+    if curve:
+        out.append({"type": "curve", "curve": curve, "device": 0, "label": label})
+    return out
+
+
+def view_timeline(program: Program, curve_rows: Sequence[Any], marks: Sequence[Any] = ()) -> dict[str, Any]:
+    """The only timeline of an interactive panel."""
+    return {"id": "main", "title": "", "program": program_to_json(program), "rows": curve_rows, "marks": list(marks)}
+
+
+def control(params: Any, name: str, label: str, sets: list[dict[str, Any]], ours: bool = False) -> dict[str, Any]:
+    """Slider of a parameter: bounds from its declaration; its default is marked as the report's unless it is `ours`."""
+    field = type(params).__dataclass_fields__[name]
+    low, high, step = (field.metadata[k] for k in ("min", "max", "step"))
+    return {
+        "id": name, "label": label, "unit": UNIT, "min": low, "max": high, "step": step,
+        "value": getattr(params, name), "report": None if ours else field.default, "sets": sets,
+    }  # fmt: skip
+
+
+def step_index(program: Program, label: str, kind: type = Submit) -> int:
+    """Position of the one step with this label."""
+    found = [i for i, s in enumerate(program.steps) if isinstance(s, kind) and getattr(s, "label", None) == label]
+    if len(found) != 1:
+        raise ValueError(f"expected one {kind.__name__} labelled {label!r}, found {len(found)}")
+    return found[0]

@@ -1,0 +1,102 @@
+"""Speed sheet of one op: its cases timed side by side, held against floors measured in the same run.
+
+The floor of a case is its fewest bytes over the copy bandwidth, or its operations over the rate of a large dense BF16
+product, whichever takes longer; both ceilings are measured beside the cases, on the same card.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from workbench.core.experiment import Check, Result
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+def rows_of(result: Result, **match: Any) -> list[dict[str, Any]]:
+    """Return the rows whose columns equal `match`."""
+    return [r for r in result.table.to_dicts() if all(r[k] == v for k, v in match.items())]
+
+
+def label(row: dict[str, Any]) -> str:
+    """Name of a row in figures and checks."""
+    return f"{row['impl']}: {row['shape']}, {row['direction']}"
+
+
+def bandwidth_checks(result: Result, least_percent: float = 85.0, **match: Any) -> list[Check]:
+    """One claim a matching row: at least this share of the copy bandwidth measured in the same run."""
+    out = []
+    for r in rows_of(result, **match):
+        share = 100 * r["GBps"] / r["copy_GBps"]
+        claim = f"{label(r)}: at least {least_percent:g} % of the copy bandwidth"
+        out.append(Check(claim, share >= least_percent, f"{r['GBps']:.0f} of {r['copy_GBps']:.0f} GB/s, {share:.1f} %"))
+    return out
+
+
+def _by_arithmetic(row: dict[str, Any]) -> bool:
+    """Whether arithmetic, not bytes, sets the floor."""
+    return row["flop"] / row["dense_TFLOPs"] / 1e6 > row["bytes"] / row["copy_GBps"] / 1e3
+
+
+def draw_sheet(
+    result: Result, title: str, target_percent: float | None = None, limit_us: float | None = None
+) -> go.Figure:
+    """Draw each case's share of its floor, or its time where `limit_us` is claimed. Dashed: the target."""
+    import plotly.graph_objects as go
+
+    from workbench.core.colours import INK, SERIES
+    from workbench.views.plotting import WIDE_LABELS, figure, on
+
+    rows = result.table.to_dicts()
+    first = rows[0]
+    fig = figure(title, height=235 + 32 * len(rows))
+    impls = list(dict.fromkeys(r["impl"] for r in rows))
+    for i, impl in enumerate(impls):
+        part = [r for r in rows if r["impl"] == impl]
+        fig.add_trace(
+            go.Bar(
+                orientation="h",
+                y=[label(r) for r in part],
+                x=[r["percent_of_floor" if limit_us is None else "time_us_p50"] for r in part],
+                name=impl,
+                marker_color=SERIES[i % len(SERIES)],
+                insidetextfont={"color": on(SERIES[i % len(SERIES)])},
+                text=[
+                    f"{r['time_us_p50']:.1f} us"
+                    + (f", {r['TFLOPs']:.0f} TFLOP/s" if _by_arithmetic(r) else f", {r['GBps']:.0f} GB/s")
+                    for r in part
+                ],
+                textposition="auto",
+                insidetextanchor="start",
+                cliponaxis=False,
+                customdata=[
+                    (
+                        r["time_us_p20"],
+                        r["time_us_p80"],
+                        r["launches"],
+                        r["submit_us_p50"],
+                        r["floor_us"],
+                        r["percent_of_floor"],
+                    )
+                    for r in part
+                ],
+                hovertemplate="%{y}<br>%{customdata[5]:.1f} % of the floor of %{customdata[4]:.1f} us<br>"
+                "p20 %{customdata[0]:.1f}, p80 %{customdata[1]:.1f} us<br>"
+                "%{customdata[2]} launches, %{customdata[3]:.0f} us to submit<extra></extra>",
+            )
+        )
+    if limit_us is None:
+        fig.add_vline(x=100, line_color=INK, line_width=1)
+    if target_percent is not None:
+        fig.add_vline(x=target_percent, line_color=INK, line_dash="dash", line_width=1)
+        fig.add_annotation(x=target_percent, y=1, yref="paper", text=f"{target_percent:g} %", showarrow=False,
+                           yanchor="bottom")  # fmt: skip
+    fig.update_yaxes(categoryorder="array", categoryarray=[label(r) for r in rows][::-1])
+    drawn = "percent of the floor" if limit_us is None else f"device time (us), claimed: at most {limit_us:g}"
+    fig.update_layout(WIDE_LABELS | {"margin": {"t": 90, "b": 130}})
+    fig.update_xaxes(
+        title=f"{drawn}<br>(same run: copy {first['copy_GBps']:.0f} GB/s, BF16 {first['dense_TFLOPs']:.0f} TFLOP/s)",
+        rangemode="tozero",
+    )
+    return fig
