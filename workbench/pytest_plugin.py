@@ -34,8 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
     config.addinivalue_line(
-        "markers",
-        "sync_free(idle_threshold_us=None): fails when the test body makes the host wait for the GPU",
+        "markers", "sync_free(idle_threshold_us=None): fails when the test body makes the host wait for the GPU"
     )
 
 

@@ -9,7 +9,8 @@ import nbformat
 import pytest
 
 from workbench.core import colours
-from workbench.core.experiment import Check, Experiment, Params, Result, _frame
+from workbench.core.experiment import Check, Experiment, Result, _frame
+from workbench.core.params import Params
 from workbench.suite.export import to_html
 from workbench.views import plotting
 from workbench.views.contrast import LEAST, ratio

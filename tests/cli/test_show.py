@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from workbench.cli import app
 from workbench.cli.show import show
 from workbench.cli.table import LINES_IN_FULL, ROWS_OF_A_KIND, ROWS_OF_ALL, elided, flowed, overview, rounded, whole
-from workbench.core.experiment import Check, close_names
+from workbench.core.experiment import Check
 from workbench.core.output import plain
+from workbench.core.params import close_names
 from workbench.experiments import load, slugs
 
 MIXED = pl.DataFrame(

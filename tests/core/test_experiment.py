@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from workbench.core.experiment import Check, Experiment, Params, json_safe, param
+from workbench.core.experiment import Check, Experiment, json_safe
+from workbench.core.params import Params, param
 from workbench.core.record import Recording
 from workbench.experiments import load
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import workbench.core.record as record
 from workbench.cli import app
-from workbench.core.experiment import Params, param
+from workbench.core.params import Params, param
 from workbench.core.record import (
     FIELDS,
     GROUPS,

@@ -6,14 +6,7 @@ from dataclasses import replace
 import pytest
 
 torch = pytest.importorskip("torch")
-from moe_kernels.model import (  # noqa: E402
-    DevelopmentModel,
-    ModelConfig,
-    TrainStep,
-    development_config,
-    make_optimizer,
-    small_config,
-)
+from moe_kernels.model import DevelopmentModel, ModelConfig, TrainStep, development_config, make_optimizer, small_config  # noqa: E402
 from moe_kernels.model.api import _rotate  # noqa: E402
 from moe_kernels.transport import VirtualTransport  # noqa: E402
 from ranks import assert_close  # noqa: E402

@@ -70,17 +70,13 @@ MOVES = {
         floats(4, 32, device=d, grad=g == 0), *maps(d), table(d), weights=floats(4, 2, device=d, grad=g == 1), impl=i
     ),
     "combine": lambda d, i, g: combine(
-        table(d),
-        *maps(d),
-        floats(4, 2, device=d, grad=g == 0),
-        out=floats(4, 32, device=d, grad=g == 1),
-        impl=i,
+        table(d), *maps(d), floats(4, 2, device=d, grad=g == 0), out=floats(4, 32, device=d, grad=g == 1), impl=i
     ),
 }
 MXFP8 = {
     "mxfp8.grouped_gemm": lambda d, i, g: mxfp8.grouped_gemm(
         floats(4, 32, device=d, grad=g == 0), weight(d), offsets(d), out=floats(4, 32, device=d, grad=g == 1), impl=i
-    ),
+    )
 }
 NO_GRADIENT = ("swiglu out", "swiglu_backward", "grouped_gemm", "grouped_gemm out", "grouped_gemm_wgrad")
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from notebook_maker import make
 
-from workbench.core.experiment import Params, param
+from workbench.core.params import Params, param
 from workbench.suite import Notebook, NotebookError, ParameterError, select
 from workbench.suite.parameters import (
     assign,

@@ -154,8 +154,7 @@ def test_absent_and_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [rb"C:\Users\new\k", b"bell \x07 tab\x01", b"caf\xe9 \xff", rb"bad \x41 \q", rb"lone \ud800"],
+    "name", [rb"C:\Users\new\k", b"bell \x07 tab\x01", b"caf\xe9 \xff", rb"bad \x41 \q", rb"lone \ud800"]
 )
 def test_damaged_text_is_repaired_and_the_neighbours_survive(tmp_path, name):
     body = text([*PAIR, kernel(50_000, 60_000, 1, name="HOSTILE"), kernel(70_000, 80_000, 2)])

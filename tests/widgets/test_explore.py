@@ -10,7 +10,8 @@ from typing import Any, Literal
 import ipywidgets
 import pytest
 
-from workbench.core.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Result
+from workbench.core.params import Params, param
 from workbench.widgets import explore
 
 

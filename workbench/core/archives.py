@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.core.experiment import Experiment, Result, _check_names, _frame
+from workbench.core.experiment import Experiment, Result, _frame
+from workbench.core.params import check_names
 from workbench.core.record import Recording
 from workbench.training.archive import printable
 
@@ -44,7 +45,7 @@ class ArchiveExperiment(Experiment):
         """Like `Experiment.run`; a non-empty `archive` is read whatever the source, and the badge names it."""
         if not params.get("archive"):
             return super().run(source, **params)
-        _check_names(self.params, params)
+        check_names(self.params, params)
         values = self.params(**params)
         rows, told = self.read(values)
         path = Path(params["archive"])

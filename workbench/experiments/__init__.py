@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from workbench.core.experiment import Experiment, close_names
+from workbench.core.experiment import Experiment
+from workbench.core.params import close_names
 
 
 def slugs() -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.core.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Result
+from workbench.core.params import Params, param
 from workbench.models.headroom import queued_blocks
 from workbench.models.submission import HostWait, HostWork, Program, Submit
 from workbench.views.queue import (

@@ -9,22 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.core.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Result
+from workbench.core.params import Params, param
 from workbench.models.headroom import blocks_ahead, device_headroom
 from workbench.models.submission import HostWait, Op, Program, Submit, program_to_json
-from workbench.views.queue import (
-    EPSILON,
-    block,
-    box,
-    boxes,
-    control,
-    draw,
-    lane_rows,
-    one,
-    rows,
-    step_index,
-    total,
-)
+from workbench.views.queue import EPSILON, block, box, boxes, control, draw, lane_rows, one, rows, step_index, total
 
 DENSE, ROUTED = "dense", "routed"
 

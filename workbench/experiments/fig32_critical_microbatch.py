@@ -7,17 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.experiment import Check, Experiment, Params, Result, param
-from workbench.views.crossover import (
-    FASTER,
-    IDLE,
-    crossover_checks,
-    curves,
-    draw_crossovers,
-    idle_us,
-    said,
-    unit,
-)
+from workbench.core.experiment import Check, Experiment, Result
+from workbench.core.params import Params, param
+from workbench.views.crossover import FASTER, IDLE, crossover_checks, curves, draw_crossovers, idle_us, said, unit
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Result
+from workbench.core.params import Params, param
 from workbench.views.crossover import crossover_checks, curves, draw_crossovers, interval, said
 from workbench.views.ranks import on_every_rank
 

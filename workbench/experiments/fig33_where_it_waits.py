@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.core.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Result
+from workbench.core.params import Params, param
 from workbench.models.submission import HostWait, Op, Program, Submit
 from workbench.views.queue import (
     AT_CURSOR,

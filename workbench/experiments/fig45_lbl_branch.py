@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from workbench.core.archives import ArchiveExperiment, reading_report
-from workbench.core.experiment import Check, Params, Result, param
+from workbench.core.experiment import Check, Result
+from workbench.core.params import Params, param
 
 __all__ = ["EXPERIMENT", "reading_report"]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.core.archives import Archive, ArchiveExperiment, reading_report
-from workbench.core.experiment import Check, Params, Result, param
+from workbench.core.experiment import Check, Result
+from workbench.core.params import Params, param
 from workbench.models.schedules import REPORT_MULTIPLES, report_fractions
 
 __all__ = ["EXPERIMENT", "reading_report"]
@@ -274,9 +275,7 @@ def _schedule_checks(result: Result, table: pl.DataFrame, archive: bool) -> list
     table = table.filter(pl.col("batch").is_not_null())
     batches = [float(b) for b in table.filter(pl.col("batch").diff().fill_null(1) != 0)["batch"]]
     base = batches[0] if archive else result.params.batch
-    out = [
-        Check(grows, batches == [base * m for m in result.params.multiples], " → ".join(f"{b:g}" for b in batches)),
-    ]
+    out = [Check(grows, batches == [base * m for m in result.params.multiples], " → ".join(f"{b:g}" for b in batches))]
     if "lr" not in table.columns:
         return [*out, Check(scaled, None, "no learning rate in the history")]
     jump = table.with_columns(

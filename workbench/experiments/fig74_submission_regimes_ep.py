@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.experiment import Check, Experiment, Result, param
+from workbench.core.experiment import Check, Experiment, Result
+from workbench.core.params import param
 from workbench.experiments import fig74_submission_regimes as one
 from workbench.experiments.fig74_submission_regimes import MICROBATCH, RegimesParams, part_rows
 from workbench.views.ranks import on_every_rank

@@ -42,10 +42,7 @@ def measure(params: OpSheetParams, recorder: Any) -> list[dict[str, Any]]:
     # Capture runs on a side stream, and a backward runs on its forward's stream: both are captured together.
     both = moe_cost.router_logits(T, params.width, E)
     both = moe_cost.Cost(2 * both.bytes + T * params.width * 2 + E * params.width * 2, 3 * both.flop)
-    for impl, forward in (
-        (LOGITS, lambda: router_logits(wx, ww)),
-        ("torch FP32", lambda: wx.float() @ ww.float().t()),
-    ):
+    for impl, forward in ((LOGITS, lambda: router_logits(wx, ww)), ("torch FP32", lambda: wx.float() @ ww.float().t())):
 
         def step(forward=forward) -> Any:
             return torch.autograd.grad(forward(), (wx, ww), d_logits)

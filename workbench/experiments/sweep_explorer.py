@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.experiment import Check, Experiment, Params, Result, json_safe, param
+from workbench.core.experiment import Check, Experiment, Result, json_safe
+from workbench.core.params import Params, param
 from workbench.experiments import load
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Result
+from workbench.core.params import Params, param
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -22,7 +23,7 @@ class HeadroomOperationsParams(Params):
 ROUNDS = 5
 KNOWN = {
     "compiled pointwise chain, 8192 x 4096": "fusion shortens this chain's device time more than its submission: "
-    "checking the compiled region's guards costs the host more than one fused kernel of this size lasts",
+    "checking the compiled region's guards costs the host more than one fused kernel of this size lasts"
 }
 """Operations that stand on the other side of the report's classification, and why."""
 ENGINE = (

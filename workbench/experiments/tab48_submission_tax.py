@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Result
+from workbench.core.params import Params, param
 from workbench.models.moe_cost import Cost, grouped_gemm
 
 if TYPE_CHECKING:
@@ -23,11 +24,7 @@ INPUTS = ("prequantized", "including_q")
 MODES = ("eager", "graph")
 BASELINE = "bf16_grouped"
 REPORT = "report (one B300)"
-TARGETS = {
-    128: (2.3, 2.9, 1.8, 2.4),
-    4096: (1.6, 1.7, 1.3, 1.5),
-    32768: (1.65, 1.7, 1.45, 1.5),
-}
+TARGETS = {128: (2.3, 2.9, 1.8, 2.4), 4096: (1.6, 1.7, 1.3, 1.5), 32768: (1.65, 1.7, 1.45, 1.5)}
 """The speedups this project set itself on one H200: M -> prequantized eager and graph, including Q eager and graph."""
 CONVERGED = 0.1
 """Eager and graph speedups that differ by less than this share count as converged."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core.experiment import Check, Params, Result, param
+from workbench.core.experiment import Check, Result
+from workbench.core.params import Params, param
 from workbench.views.trace import TraceExperiment
 
 RECORDING = "2026-11-29_h200_44fff12"

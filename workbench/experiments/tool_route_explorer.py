@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.core.experiment import Check, Experiment, Params, Result, param
+from workbench.core.experiment import Check, Experiment, Result
+from workbench.core.params import Params, param
 from workbench.models import routing
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.core.experiment import Check, Params, Result, param
+from workbench.core.experiment import Check, Result
+from workbench.core.params import Params, param
 from workbench.views.trace import TraceExperiment
 
 RECORDING = "2026-11-29_h200_98b6695"

@@ -49,9 +49,7 @@ class Recording(AbstractContextManager):
 
         require_gpu("profiling")
         self._profiler = profile(
-            activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
-            with_stack=self.stacks,
-            acc_events=True,
+            activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], with_stack=self.stacks, acc_events=True
         )
         self._profiler.__enter__()
         return self

@@ -126,11 +126,7 @@ def _block(r: Rank, job: Job) -> tuple[dict[str, Callable[[], Any]], SymmetricPo
     x.requires_grad_()
     blocks = {
         path: RoutedBlock(
-            config,
-            path=path,
-            transport=r.transport if path == "rowwise" else None,
-            device=r.device,
-            dtype=dtype,
+            config, path=path, transport=r.transport if path == "rowwise" else None, device=r.device, dtype=dtype
         )
         for path in PATHS
     }
@@ -177,11 +173,7 @@ def _training(r: Rank, job: Job) -> tuple[dict[str, Callable[[], Any]], Symmetri
     steps, pools = {}, []
     for path in PATHS:
         model = DevelopmentModel(
-            config,
-            path=path,
-            transport=r.transport if path == "rowwise" else None,
-            device=r.device,
-            dtype=dtype,
+            config, path=path, transport=r.transport if path == "rowwise" else None, device=r.device, dtype=dtype
         )
         step = TrainStep(model, make_optimizer(model), group=dist.group.WORLD)
         steps[path] = functools.partial(step, [(inputs, targets)])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.core.experiment import Params, param
+from workbench.core.params import Params, param
 from workbench.models.moe_cost import Cost
 
 ROUNDS = 5

@@ -88,10 +88,7 @@ def calls(
             add("bf16_expert_loop", source, loop)
             rows = folded if source == PREQUANTIZED else x
             options: dict[str, Any]
-            for name, options in (
-                ("ours", {}),
-                ("ours_fast", {"accumulate": "fast"}),
-            ):
+            for name, options in (("ours", {}), ("ours_fast", {"accumulate": "fast"})):
                 add(
                     name,
                     source,

@@ -160,12 +160,7 @@ class Size:
 
 
 def model_size(
-    sparse: Sparse,
-    *,
-    shared_width: int,
-    mixer_params_per_block: float,
-    dense_width: int,
-    embedding_params: float,
+    sparse: Sparse, *, shared_width: int, mixer_params_per_block: float, dense_width: int, embedding_params: float
 ) -> Size:
     """Return the size of a fully specified model.
 

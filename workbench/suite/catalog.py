@@ -130,7 +130,7 @@ def select(names: Sequence[str], root: Path | None = None) -> list[Notebook]:
     Raises:
         SelectionError: a name means nothing, or two notebooks of the selection have one slug.
     """
-    from workbench.core.experiment import close_names
+    from workbench.core.params import close_names
 
     everything = find_notebooks(root)
     if not names:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.core.experiment import path_parameters
+from workbench.core.params import path_parameters
 from workbench.suite.catalog import Notebook
 
 _SETTINGS = ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "WORKBENCH_DATA", "WORKBENCH_SHARED")

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from workbench.core.experiment import Params, path_parameters
+from workbench.core.params import Params, path_parameters
 from workbench.suite.catalog import Declared, Notebook, NotebookError
 
 SOURCE_CHOICES = ("auto", "model", "recorded", "live", "report")

@@ -58,10 +58,7 @@ def _device(analysis: Analysis, pair: tuple[int, int], window: Window | None) ->
         "ops": len(inside),
         "launches": len(np.unique(launches[launches >= 0])),
         "headroom_us": {"mean": mean, "max": most},
-        "launch_to_start_us": {
-            "p50": None if p50 is None else float(p50),
-            "p95": None if p95 is None else float(p95),
-        },
+        "launch_to_start_us": {"p50": None if p50 is None else float(p50), "p95": None if p95 is None else float(p95)},
     }
 
 

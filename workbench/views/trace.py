@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core.experiment import Check, Experiment, Result, _check_names, _frame
+from workbench.core.experiment import Check, Experiment, Result, _frame
+from workbench.core.params import check_names
 from workbench.core.record import Recorder, Recording
 from workbench.traces import read
 from workbench.traces.idle import CAUSES, Analysis, Headroom, Window
@@ -27,7 +28,7 @@ HOST_SPEED = "host time without reads / with reads"
 # Why a what-if of the recorded pair may miss; shown beside a claim that does not hold.
 MISSED = {
     MERGED: "the eager loop starved the GPU, so its trace holds neither the gaps between a graph's kernels nor the "
-    "cost of its launch; where kernels are long neither counts",
+    "cost of its launch; where kernels are long neither counts"
 }
 
 
@@ -46,7 +47,7 @@ class TraceExperiment(Experiment):
 
     def run(self, source: str = "auto", **params: Any) -> Result:
         """Like `Experiment.run`; a non-empty `trace` is read whatever the source, and the badge names the file."""
-        _check_names(self.params, params)
+        check_names(self.params, params)
         values = self.params(**params)
         assert self.recorded is not None
         if not params.get("trace"):
@@ -209,15 +210,7 @@ def trace_rows(analysis: Analysis, window: Window | None, variant: str) -> list[
 
 def sum_row(trace: str, lane: str, label: str, value: float) -> dict[str, Any]:
     """A row of the tidy table that holds one number and no interval."""
-    return {
-        "trace": trace,
-        "lane": lane,
-        "kind": "sum",
-        "label": label,
-        "start_us": 0.0,
-        "end_us": 0.0,
-        "value": value,
-    }
+    return {"trace": trace, "lane": lane, "kind": "sum", "label": label, "start_us": 0.0, "end_us": 0.0, "value": value}
 
 
 def _window(analysis: Analysis, window: Window | None) -> Window:

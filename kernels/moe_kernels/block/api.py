@@ -10,14 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from moe_kernels._launch import check_tensor
-from moe_kernels.all_to_all import (
-    HostSplits,
-    PendingSplits,
-    SplitExchange,
-    all_to_all_rows,
-    expert_order,
-    permute_rows,
-)
+from moe_kernels.all_to_all import HostSplits, PendingSplits, SplitExchange, all_to_all_rows, expert_order, permute_rows
 from moe_kernels.block.config import PATHS, BlockConfig
 from moe_kernels.block.local import grouped_experts, permute, unpermute
 from moe_kernels.block.metrics import ForwardRecord, route_metrics

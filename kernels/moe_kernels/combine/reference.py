@@ -18,10 +18,7 @@ def _gather(
 
 
 def combine(
-    peers: Sequence[torch.Tensor],
-    dst_rank_TK: torch.Tensor,
-    dst_row_TK: torch.Tensor,
-    weights_TK: torch.Tensor | None,
+    peers: Sequence[torch.Tensor], dst_rank_TK: torch.Tensor, dst_row_TK: torch.Tensor, weights_TK: torch.Tensor | None
 ) -> torch.Tensor:
     """Return sum over k of weight[t, k] * row; a dropped route adds 0 whatever its weight."""
     wide = torch.promote_types(peers[0].dtype, torch.float32)

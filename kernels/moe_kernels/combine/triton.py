@@ -86,11 +86,7 @@ def _combine_backward_kernel(
 
 @compile_boundary
 def _combine(
-    out: torch.Tensor,
-    dst_rank: torch.Tensor,
-    dst_row: torch.Tensor,
-    ptrs: torch.Tensor,
-    weights: torch.Tensor | None,
+    out: torch.Tensor, dst_rank: torch.Tensor, dst_row: torch.Tensor, ptrs: torch.Tensor, weights: torch.Tensor | None
 ) -> None:
     tokens, width = out.shape
     if tokens == 0 or width == 0:
@@ -169,13 +165,5 @@ def combine_backward(
 ) -> torch.Tensor:
     """Store gradients of the rows into `grad_peers`; return the weights' gradient [T, K]."""
     d_weights = torch.empty_like(weights)
-    _combine_backward(
-        grad,
-        peers.ptrs,
-        dst_rank,
-        dst_row,
-        weights,
-        grad_peers.ptrs,
-        d_weights,
-    )
+    _combine_backward(grad, peers.ptrs, dst_rank, dst_row, weights, grad_peers.ptrs, d_weights)
     return d_weights

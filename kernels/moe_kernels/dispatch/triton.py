@@ -43,11 +43,7 @@ def _dispatch_kernel(
 
 @compile_boundary
 def _dispatch(
-    x: torch.Tensor,
-    dst_rank: torch.Tensor,
-    dst_row: torch.Tensor,
-    ptrs: torch.Tensor,
-    weights: torch.Tensor | None,
+    x: torch.Tensor, dst_rank: torch.Tensor, dst_row: torch.Tensor, ptrs: torch.Tensor, weights: torch.Tensor | None
 ) -> None:
     tokens, width = x.shape
     top_k = dst_row.shape[1]

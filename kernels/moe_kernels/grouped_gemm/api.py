@@ -19,12 +19,7 @@ IMPLS = ("triton", "torch", "host_loop", "reference")
 
 
 def grouped_gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    *,
-    out: torch.Tensor | None = None,
-    impl: str | None = None,
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, *, out: torch.Tensor | None = None, impl: str | None = None
 ) -> torch.Tensor:
     """Return [M, N]: rows of group l are a[offsets[l-1]:offsets[l]] @ b[l]; rows from offsets[-1] on stay unwritten.
 

@@ -10,14 +10,7 @@ from typing import Any
 
 import torch
 
-from moe_kernels._launch import (
-    check_no_grad,
-    check_offsets,
-    check_tensor,
-    compile_safe,
-    on_device,
-    share_memory,
-)
+from moe_kernels._launch import check_no_grad, check_offsets, check_tensor, compile_safe, on_device, share_memory
 from moe_kernels.mxfp8 import reference
 from moe_kernels.mxfp8.rows import (
     BLOCK,

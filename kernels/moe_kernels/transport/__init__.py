@@ -6,11 +6,4 @@ from moe_kernels.transport.pool import Lease, SymmetricPool
 from moe_kernels.transport.shared_memory import SharedMemoryTransport
 from moe_kernels.transport.virtual import VirtualTransport
 
-__all__ = [
-    "Lease",
-    "NvshmemTransport",
-    "SharedMemoryTransport",
-    "SymmetricPool",
-    "Transport",
-    "VirtualTransport",
-]
+__all__ = ["Lease", "NvshmemTransport", "SharedMemoryTransport", "SymmetricPool", "Transport", "VirtualTransport"]
