@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from workbench.core import colours
-from workbench.core.experiment import Check, Experiment, Result, _frame
+from workbench.core.experiment import Check, Experiment
 from workbench.core.params import Params
 from workbench.suite.export import to_html
 from workbench.views import plotting
@@ -42,7 +42,7 @@ def one_of_each_source(path: Path) -> Path:
         slug="s", group="tools", title="t", claim="c", kind="model", anchor="a", params=Params,
         figure=lambda r: None, checks=lambda r: standings, model=lambda p: [],
     )  # fmt: skip
-    result = Result(experiment=experiment, params=Params(), source="model", table=_frame([]))
+    result = experiment.result(Params(), "model", [])
     table = nbformat.v4.new_output("display_data", {"text/html": result._checks_html()})
     cells.append(nbformat.v4.new_code_cell("y", outputs=[table], execution_count=2))
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)

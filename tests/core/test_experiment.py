@@ -97,7 +97,7 @@ def test_a_recorded_result_keeps_what_it_was_measured_with(monkeypatch):
 
 def test_a_result_is_shown_in_one_line_that_says_what_to_do_with_it():
     result = experiment(model=lambda p: [{"i": i} for i in range(p.n)]).run("model", n=3)
-    assert repr(result) == "<Result s, model: 3 rows; .figure(), .report(), .table>"
+    assert repr(result) == "<Result s, model: table 3 rows; .figure(), .report(), .tables>"
 
 
 def test_a_model_result_is_run_anew_for_other_parameters():
@@ -150,3 +150,32 @@ def test_tables_in_notebooks_show_texts_without_quotes() -> None:
         "<td>rowwise</td>" in shown and "&quot;rowwise" not in shown and "null" not in shown and "<td>–</td>" in shown
     )
     assert "<i>" not in shown and "&lt;i&gt;" in shown and "&quot;b&quot;" in shown
+
+
+def test_rows_of_several_kinds_are_named_tables():
+    e = experiment(model=lambda p: {"step": [{"i": i} for i in range(p.n)], "block": [{"j": 0.5}]})
+    result = e.run("model", n=2)
+    assert {name: t.columns for name, t in result.tables.items()} == {"step": ["i"], "block": ["j"]}
+    assert result.table is result.tables["step"]
+    told = result.as_dict()
+    assert told["table"] == told["tables"]["step"] == [{"i": 0}, {"i": 1}] and told["tables"]["block"] == [{"j": 0.5}]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnP(P):
+    path: str = param("", "a file of one's own", path=True, analysis=True)
+
+
+def test_what_a_result_was_made_from_is_opened_once():
+    opened = []
+    e = experiment(
+        params=OwnP,
+        opens=lambda p, recording: opened.append(p.n) or len(opened),
+        own="path",
+        recorded=lambda p, origin: [{"origin": origin, "n": p.n}],
+    )
+    result = e.run("auto", path="mine/steps.json", n=2)
+    assert result.with_params(n=3).table.to_dicts() == [{"origin": 1, "n": 3}] and opened == [2]
+    assert result.badge == "your path: steps.json" and result.as_dict()["recording"] == "steps.json"
+    other = result.with_params(path="other.json")
+    assert other.table.to_dicts() == [{"origin": 2, "n": 2}] and other.badge == "your path: other.json"

@@ -90,7 +90,7 @@ def test_json_attachments_stay_json(monkeypatch, tmp_path):
 
 def test_rows_come_back_typed(made, monkeypatch):
     monkeypatch.setenv("WORKBENCH_DATA", str(made.parent.parent.parent))
-    rows = load_recording("tab48_submission_tax", made.name).rows()
+    rows = load_recording("tab48_submission_tax", made.name).tables()["table"]
     assert rows["median_us"].to_list() == [3.5, 9.5] and rows["note"].to_list() == [None, "a,b"]
     with pytest.raises(FileNotFoundError, match=made.name):
         load_recording("tab48_submission_tax", "2026-01-01_h200_fffffff")
@@ -152,11 +152,11 @@ def test_a_hand_edited_record_is_named(copy, monkeypatch, change):
 def test_a_raw_output_that_was_edited_is_not_shown(copy, monkeypatch):
     monkeypatch.setenv("WORKBENCH_DATA", str(copy.parent.parent.parent))
     recording = load_recording("tab48_submission_tax", copy.name)
-    assert recording.rows().height
+    assert recording.tables()["table"].height
     table = copy / "table.csv"
     table.write_text(table.read_text().replace("1", "2", 1))
     with pytest.raises(RecordChangedError, match=r"the SHA-256 of table.csv is not the recorded one"):
-        recording.rows()
+        recording.tables()
 
 
 @pytest.mark.parametrize(("text", "words"), [("{", "expected JSON"), ("[]", "expected an object, got list")])

@@ -42,7 +42,7 @@ def test_a_value_that_disagrees_fails_its_claim(results):
     good = results["tab47_workload_roles"]
     wrong = pl.when(pl.col("kind") == "derived").then(pl.lit(False)).otherwise(pl.col("agrees"))
     table = good.table.with_columns(wrong.alias("agrees"))
-    assert sum(c.fails for c in dataclasses.replace(good, table=table).checks) == 10
+    assert sum(c.fails for c in dataclasses.replace(good, tables={"table": table}).checks) == 10
 
 
 def test_unprinted_quantities_are_ranges_not_values(results):

@@ -44,7 +44,13 @@ def result(experiment: Any, rows: list[dict], **params: Any) -> Result:
     table = polars.DataFrame(plain, infer_schema_length=None)
     record = {"environment": {"gpu": "two of them", "links": {"nvlinks_per_gpu": 18, "nvlink_GBps_per_link": 26.5}}}
     kept = Recording(experiment.slug, "live", record)
-    return Result(experiment=experiment, params=experiment.params(**params), source="live", table=table, recording=kept)
+    return Result(
+        experiment=experiment,
+        params=experiment.params(**params),
+        source="live",
+        tables={"table": table},
+        recording=kept,
+    )
 
 
 def sheet(rows: list[dict]) -> Result:
@@ -257,7 +263,7 @@ def test_every_rank_is_checked_and_shown(regimes):
         polars.when((polars.col("part") == "block") & (polars.col("rank") == 1))
         .then(2).otherwise(polars.col("waits")).alias("waits")
     )  # fmt: skip
-    other = dataclasses.replace(regimes, table=table)
+    other = dataclasses.replace(regimes, tables={"table": table})
     assert {c.claim: c for c in other.checks}[every].holds is False, "rank 1 alone breaks the claim"
     with pytest.raises(ValueError, match=r"rank 2 was not captured: expected one of \[0, 1\]"):
         regimes_ep.of_rank(regimes, 2)
@@ -279,7 +285,7 @@ def test_one_more_on_one_rank_fails_the_claim_of_whole_steps(regimes, column, cl
     mine = (polars.col("part") == "rank step") & (polars.col("variant") == "rowwise") & (polars.col("rank") == 1)
     for count, holds in ((0, True), (1, False)):
         table = regimes.table.with_columns(polars.when(mine).then(count).otherwise(polars.col(column)).alias(column))
-        other = dataclasses.replace(regimes, table=table)
+        other = dataclasses.replace(regimes, tables={"table": table})
         assert {c.claim: c for c in other.checks}[claim].holds is holds
 
 
@@ -308,12 +314,16 @@ def test_ranks_that_wait_longer_without_host_waits_fail_the_claim(regimes):
             polars.when(polars.col("part") == "rank").then(waited).otherwise(polars.col("peer_wait_us"))
             .alias("peer_wait_us")
         )  # fmt: skip
-        (check,) = [c for c in dataclasses.replace(regimes, table=table).checks if claim in c.claim]
+        (check,) = [c for c in dataclasses.replace(regimes, tables={"table": table}).checks if claim in c.claim]
         assert check.holds is holds
         assert not check.fails, "rank 1 is the last at every meeting: a slow GPU is the reason"
     first = polars.col("last_rank").is_not_null() & (polars.col("block") == 0)
     by_turns = polars.when(first).then(0).otherwise(polars.col("last_rank")).alias("last_rank")
-    (check,) = [c for c in dataclasses.replace(regimes, table=table.with_columns(by_turns)).checks if claim in c.claim]
+    (check,) = [
+        c
+        for c in dataclasses.replace(regimes, tables={"table": table.with_columns(by_turns)}).checks
+        if claim in c.claim
+    ]
     assert check.fails and "rank 1 comes last at 3 of 4 rowwise meetings" in check.value
 
 
@@ -383,7 +393,11 @@ def test_a_table_of_one_start_says_so_and_the_recording_has_five(recorded):
     first = polars.col("process").is_null() | (polars.col("process") == 0)
     for result, said, starts in (
         (kept, "every process start", "(5)"),
-        (dataclasses.replace(kept, table=kept.table.filter(first)), "the one process start there is", "one start"),
+        (
+            dataclasses.replace(kept, tables={"table": kept.table.filter(first)}),
+            "the one process start there is",
+            "one start",
+        ),
     ):
         assert any(f"in {said}" in c.claim for c in result.checks)
         beside = regimes_ep.beside_one_gpu(result).filter(polars.col("where") != "one GPU (recorded)")

@@ -87,7 +87,7 @@ def test_identities_of_the_rule_fail_on_a_damaged_table() -> None:
 
 
 def _with(result: Result, table: pl.DataFrame) -> Result:
-    return Result(experiment=result.experiment, params=result.params, source=result.source, table=table)
+    return Result(experiment=result.experiment, params=result.params, source=result.source, tables={"table": table})
 
 
 def test_printed_values_are_the_defaults() -> None:

@@ -51,10 +51,9 @@ def measured(rows: list[dict], **params) -> Result:
 
     recorder = Recorder("fig32_critical_microbatch", {})
     recorder.set("workload", memory_bytes=100_000_000_000)
-    recorder.rows = rows
-    frame = pl.DataFrame(rows, infer_schema_length=None)
+    recorder.rows.extend(rows)
     values = fig32.CriticalMicrobatchParams(tokens=TOKENS, **params)
-    return Result(experiment=fig32.EXPERIMENT, params=values, source="live", table=frame, recording=recorder.live())
+    return fig32.EXPERIMENT.result(values, "live", rows, recorder.live())
 
 
 def failing(result: Result) -> list[str]:
@@ -299,8 +298,7 @@ def test_measuring_visits_every_region_and_keeps_its_rows_whatever_the_compiler_
     assert {r["layer"] for r in modes["eager"] if r["waits"]} == {"routed, synchronized"}
     compiled = recorder.live().record["protocol"]["compile"]
     assert "interrupted" in compiled if said is None else said in compiled["routed, rowwise"]
-    result = Result(experiment=fig32.EXPERIMENT, params=params, source="live",
-                    table=pl.DataFrame(rows, infer_schema_length=None), recording=recorder.live())  # fmt: skip
+    result = fig32.EXPERIMENT.result(params, "live", rows, recorder.live())
     assert result.checks and result.figure().data
 
 

@@ -207,7 +207,7 @@ def test_recorded_claims_hold_or_are_known(recorded):
 )
 def test_another_capture_would_fail_its_claim(recorded, part, column, value, claim):
     changed = pl.when(pl.col("part") == part).then(pl.lit(value)).otherwise(pl.col(column)).alias(column)
-    other = dataclasses.replace(recorded, table=recorded.table.with_columns(changed))
+    other = dataclasses.replace(recorded, tables={"table": recorded.table.with_columns(changed)})
     assert any(claim in c.claim and c.fails for c in other.checks)
 
 
@@ -220,7 +220,7 @@ def test_a_prediction_that_misses_elsewhere_has_no_known_reason(recorded, varian
     assert fig74.what_if_check(recorded, short).known
     mine = (pl.col("part") == part) & (pl.col("variant") == variant)
     changed = pl.when(mine).then(pl.col(column) * factor).otherwise(pl.col(column)).alias(column)
-    other = dataclasses.replace(recorded, table=recorded.table.with_columns(changed))
+    other = dataclasses.replace(recorded, tables={"table": recorded.table.with_columns(changed)})
     assert fig74.what_if_check(other, short).fails
 
 
@@ -228,7 +228,7 @@ def test_a_prediction_that_misses_elsewhere_has_no_known_reason(recorded, varian
 def test_one_slower_rowwise_process_fails_the_claim(recorded):
     row = (pl.col("part") == "step") & (pl.col("variant") == "rowwise") & (pl.col("process") == 2)
     slower = pl.when(row).then(pl.lit(1e4)).otherwise(pl.col("step_ms")).alias("step_ms")
-    other = dataclasses.replace(recorded, table=recorded.table.with_columns(slower))
+    other = dataclasses.replace(recorded, tables={"table": recorded.table.with_columns(slower)})
     assert sum("every process start" in c.claim and c.fails for c in other.checks) == 2
 
 

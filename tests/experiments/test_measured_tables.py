@@ -29,7 +29,7 @@ def check(result, start: str) -> Check:
 def damaged(slug: str, *columns: pl.Expr):
     """The recorded result with columns replaced."""
     result = load(slug).run("recorded")
-    return dataclasses.replace(result, table=result.table.with_columns(*columns))
+    return dataclasses.replace(result, tables={"table": result.table.with_columns(*columns)})
 
 
 @pytest.mark.parametrize("slug", SLUGS)
@@ -105,7 +105,7 @@ def test_the_engine_is_judged_by_a_further_layer(backward, holds):
         one = base[f"{name} of a transformer layer"]
         more.append(one | {"operation": f"{name} of four transformer layers", "launches": one["launches"] + 60,
                            "submit_us_p50": one["submit_us_p50"] + cost})  # fmt: skip
-    result = dataclasses.replace(result, table=pl.concat([whole, pl.DataFrame(more, schema=whole.schema)]))
+    result = dataclasses.replace(result, tables={"table": pl.concat([whole, pl.DataFrame(more, schema=whole.schema)])})
     found = check(result, "the autograd engine submits")
     assert found.holds is holds and found.value.startswith(f"{backward / 500:.2f}x in a further layer")
 
@@ -119,7 +119,9 @@ def test_the_branch_must_start_at_the_checkpoint_and_part():
     same = damaged("fig45_lbl_branch", *(pl.lit(1.5).alias(f"load_max_over_mean_{i}") for i in range(1, 6)))
     assert check(same, "with a smaller coefficient the most loaded").fails
     result = load("fig45_lbl_branch").run("recorded")
-    late = dataclasses.replace(result, table=result.table.filter((pl.col("arm") == "branch") | (pl.col("step") > 700)))
+    late = dataclasses.replace(
+        result, tables={"table": result.table.filter((pl.col("arm") == "branch") | (pl.col("step") > 700))}
+    )
     assert check(late, "seed 0: the branch starts").fails
     worse = damaged(
         "fig45_lbl_branch",
@@ -150,10 +152,10 @@ def test_a_branch_that_decides_nothing_neither_holds_nor_fails():
     branch = original.filter(pl.col("step") > 700).with_columns(
         pl.lit("branch").alias("arm"), *(pl.col(c) + noise for c in columns)
     )
-    unsure = dataclasses.replace(result, table=pl.concat([original, branch]))
+    unsure = dataclasses.replace(result, tables={"table": pl.concat([original, branch])})
     found = check(unsure, "with a smaller coefficient the most loaded")
     assert found.holds is None and "[-" in str(found.value), found
-    alone = dataclasses.replace(result, table=result.table.filter(pl.col("seed") == 0))
+    alone = dataclasses.replace(result, tables={"table": result.table.filter(pl.col("seed") == 0)})
     assert check(alone, "the smaller coefficient costs no").holds is None, "one seed decides nothing"
 
 
@@ -165,7 +167,7 @@ def test_the_stitching_rule_and_schedule_are_checked():
     result = damaged("fig66_batch_warmup", (pl.col("ce") + 0.1 * pl.col("segment")).alias("ce"))
     assert check(result, "a repeated step").fails
     whole = load("fig66_batch_warmup").run("recorded")
-    holes = dataclasses.replace(whole, table=whole.table.filter(pl.col("segment") != 9))
+    holes = dataclasses.replace(whole, tables={"table": whole.table.filter(pl.col("segment") != 9)})
     assert check(holes, "no step is missing").fails
 
 
@@ -177,7 +179,7 @@ def test_claims_about_the_losses_fail_on_other_losses():
         assert check(worse, claim).fails, "no known reason explains 5 nats, nor a machine where large batches gain time"
     whole = load("fig66_batch_warmup").run("recorded")
     assert check(whole, "when the warmup ends").holds is True
-    few = dataclasses.replace(whole, table=whole.table.filter(~small | (pl.col("step") <= 500)))
+    few = dataclasses.replace(whole, tables={"table": whole.table.filter(~small | (pl.col("step") <= 500))})
     assert check(whole, "the warmup takes far fewer").holds and check(few, "the warmup takes far fewer").fails
 
 
@@ -196,7 +198,7 @@ def test_a_stitch_that_keeps_the_oldest_segment_is_noticed(monkeypatch):
     stitch = histories.stitch
     result = load("fig66_batch_warmup").run("recorded")
     later = result.table.with_columns((pl.col("ce") + 1e-4 * pl.col("segment")).alias("ce"))
-    result = dataclasses.replace(result, table=later)
+    result = dataclasses.replace(result, tables={"table": later})
     assert check(result, "at every overlapping step").holds
     monkeypatch.setattr(histories, "stitch", lambda segments: stitch(segments[::-1]))
     assert check(dataclasses.replace(result), "at every overlapping step").fails

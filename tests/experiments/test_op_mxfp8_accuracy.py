@@ -37,7 +37,9 @@ def table(**changed: float) -> Result:
                 for s in range(60)
             ]
     frame = pl.DataFrame(rows, infer_schema_length=None)
-    return Result(experiment=accuracy.EXPERIMENT, params=accuracy.AccuracyParams(), source="model", table=frame)
+    return Result(
+        experiment=accuracy.EXPERIMENT, params=accuracy.AccuracyParams(), source="model", tables={"table": frame}
+    )
 
 
 def test_claims_hold_on_these_rows():

@@ -30,7 +30,9 @@ def rows() -> list[dict]:
 
 
 def result(table: list[dict]) -> Result:
-    return Result(experiment=EXPERIMENT, params=EXPERIMENT.params(), source="live", table=polars.DataFrame(table))
+    return Result(
+        experiment=EXPERIMENT, params=EXPERIMENT.params(), source="live", tables={"table": polars.DataFrame(table)}
+    )
 
 
 def holds(table: list[dict]) -> list[bool | None]:

@@ -34,7 +34,9 @@ def row(impl="triton", shape="", direction="forward", **values):
 
 def result(slug, rows):
     experiment = workbench.load(slug)
-    return Result(experiment=experiment, params=experiment.params(), source="model", table=pl.DataFrame(rows))
+    return Result(
+        experiment=experiment, params=experiment.params(), source="model", tables={"table": pl.DataFrame(rows)}
+    )
 
 
 def verdicts(slug, rows):
@@ -108,6 +110,9 @@ def test_route_explorer_notices_a_broken_table():
     rows = good.table.to_dicts()
     rows[0]["kept"] += 10_000
     broken = Result(
-        experiment=experiment, params=good.params, source="model", table=pl.DataFrame(rows, infer_schema_length=None)
+        experiment=experiment,
+        params=good.params,
+        source="model",
+        tables={"table": pl.DataFrame(rows, infer_schema_length=None)},
     )
     assert not all(c.holds for c in broken.checks)

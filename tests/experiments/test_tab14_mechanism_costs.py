@@ -39,7 +39,7 @@ def measured_rows(drawn: Result) -> list[dict]:
 
 def measured(drawn: Result, rows: list[dict]) -> Result:
     """A result over rows, as if measured."""
-    return dataclasses.replace(drawn, table=pl.DataFrame(rows, infer_schema_length=None))
+    return dataclasses.replace(drawn, tables={"table": pl.DataFrame(rows, infer_schema_length=None)})
 
 
 def test_model_claims_hold(drawn):

@@ -47,7 +47,7 @@ def result(*processes: dict) -> Result:
     params = tab48.SubmissionTaxParams()
     rows = tab48.gather(processes, params, CEILINGS)
     frame = pl.DataFrame(rows, infer_schema_length=None)
-    return Result(experiment=tab48.EXPERIMENT, params=params, source="model", table=frame)
+    return Result(experiment=tab48.EXPERIMENT, params=params, source="model", tables={"table": frame})
 
 
 def cell(found: Result, **where) -> dict:
@@ -135,7 +135,7 @@ def test_convergence_is_read_at_the_reports_largest_size_and_shows_both_inputs()
         experiment=tab48.EXPERIMENT,
         params=found.params,
         source="model",
-        table=pl.DataFrame(rows, infer_schema_length=None),
+        tables={"table": pl.DataFrame(rows, infer_schema_length=None)},
     )
     for checked in (found, swept):
         check = checked.checks[0]
@@ -178,7 +178,10 @@ def test_the_slider_steps_through_the_recorded_sizes_and_reads_them_off():
 def test_a_size_that_was_not_measured_shows_the_nearest_on_the_logarithmic_axis(view_M, shown):
     found = result(process())
     found = Result(
-        experiment=tab48.EXPERIMENT, params=found.params.replace(view_M=view_M), source="model", table=found.table
+        experiment=tab48.EXPERIMENT,
+        params=found.params.replace(view_M=view_M),
+        source="model",
+        tables={"table": found.table},
     )
     assert f"ours at M = {shown}, " in found.figure().layout.annotations[0].text
 

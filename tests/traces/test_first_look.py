@@ -16,7 +16,6 @@ from workbench.core.record import Recorder, Recording
 from workbench.experiments import tool_first_look
 from workbench.traces import read
 from workbench.traces.idle import Analysis
-from workbench.views import trace as _traces
 from workbench.views.trace import opened, prediction_checks, sums, sums_table
 
 K = 1_000
@@ -83,8 +82,8 @@ def test_stretches_and_the_round_of_median_span(recording: Recording) -> None:
 def test_each_round_is_compared_with_itself(recording: Recording) -> None:
     experiment = workbench.load("tool_first_look")
     params = experiment.params(blocks=3, profiled_steps=2)
-    table = _traces._frame(tool_first_look.recorded(params, recording))
-    result = _traces.Result(experiment=experiment, params=params, source="live", table=table, recording=recording)
+    pair = tool_first_look.opens(params, recording)
+    result = experiment.result(params, "live", experiment.recorded(params, pair), recording, pair)
     unchanged, removed, scaled, merged, speed = prediction_checks(result)
     assert speed.holds is None and speed.value == "median 1.00 (1.00 to 1.00 over 3 rounds)"
     for check in (unchanged, removed, scaled, merged):
@@ -103,14 +102,11 @@ def test_each_round_is_compared_with_itself(recording: Recording) -> None:
 
 def test_a_wrong_prediction_is_no_claim_held(recording: Recording) -> None:
     experiment = workbench.load("tool_first_look")
-    rows = tool_first_look.recorded(experiment.params(), recording)
+    rows = tool_first_look.recorded(experiment.params(), tool_first_look.opens(experiment.params(), recording))
     for r in rows:
         if r["lane"] == "waits removed" and r["label"].startswith("predicted"):
             r["value"] *= 1.2
-    table = _traces._frame(rows)
-    result = _traces.Result(
-        experiment=experiment, params=experiment.params(), source="live", table=table, recording=recording
-    )
+    result = experiment.result(experiment.params(), "live", rows, recording)
     assert [c.holds for c in prediction_checks(result)] == [True, False, True, True, None]
 
 

@@ -14,6 +14,7 @@ pl = pytest.importorskip("polars")
 from workbench.experiments import load  # noqa: E402
 from workbench.training.archive import natural, read_archive, rename_metrics  # noqa: E402
 from workbench.training.histories import window_median  # noqa: E402
+from workbench.views.archives import reading_report  # noqa: E402
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -183,7 +184,7 @@ def test_lbl_branch_analyses_an_archive_over_the_reports_windows(tmp_path):
     assert holds["seed 0: the branch starts where the checkpoint was"]
     assert holds["the router grows more confident"] is None, "the archive has no such metric"
     assert holds["the load-balancing loss itself settles higher"] is False
-    assert "11 overlapping steps" in str(result.recording)
+    assert "11 overlapping steps" in reading_report(result)
     assert len(result.figure().data) == 4
     asked = load("fig45_lbl_branch").run(archive=str(tmp_path), window_steps=[17_001, 17_010, 20_000, 20_100])
     assert windows(asked.table, asked.params) == ((17_001, 17_010), (20_000, 20_100))

@@ -113,7 +113,7 @@ def test_the_report_s_values_come_back() -> None:
 
 def test_a_recorded_table_is_kept_and_analysed_anew() -> None:
     table = LINE.run(slope=2.0).table
-    kept = Result(experiment=LINE, params=LineParams(), source="live", table=table, recording=recording())
+    kept = Result(experiment=LINE, params=LineParams(), source="live", tables={"table": table}, recording=recording())
     explorer = explore(kept, only=["slope"]).explorer
     assert list(explorer.controls) == ["slope"]
     explorer.controls["slope"].value = 0.0

@@ -44,7 +44,7 @@ def run(
     params = experiment.params(**values)
     recorder = Recorder(slug, params.as_dict())
     rows = experiment.measure(params, recorder)  # type: ignore[misc]
-    if rows is not None and not recorder.rows:
+    if rows is not None and not any(recorder.tables.values()):
         recorder.rows.extend(rows)
     print(recorder.write(out).name)
 

@@ -1,6 +1,6 @@
-"""The one idea: an experiment is plain functions around one tidy table.
+"""The one idea: an experiment is plain functions around named tidy tables.
 
-    source -> tidy table -> figure + checks          (source: model | recorded | live | report)
+    source -> tidy tables -> figure + checks          (source: model | recorded | live | report)
 
 Nothing here imports polars, plotly or torch at module level, so that a bare GPU machine can import an experiment
 and measure it.
@@ -14,12 +14,14 @@ import json
 import math
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from workbench.core.colours import SOURCE_COLOURS, STANDING_COLOURS
 from workbench.core.params import Params, check_names
+from workbench.core.tables import tables_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -81,10 +83,17 @@ class Experiment:
         params: a `Params` subclass.
         figure: `Result` -> plotly figure. It never asks where the rows came from.
         checks: `Result` -> claims.
-        model: params -> rows (list of dicts or polars DataFrame), the pure computation.
+        model: params -> rows, the pure computation. Rows here and below are a list of dicts or a polars DataFrame, or
+            where they are of several kinds a mapping of table name to such rows, the main table first.
         report: params -> rows transcribed from the report.
-        recorded: (params, recording) -> rows; the default returns the recording's table.
+        opens: (params, recording) -> the object that the tables are made from, where that is more than the recording
+            (an analysed trace, a reader's archive). It is made once a result and kept in `Result.origin`. The
+            recording is None where `own` is given.
+        own: name of the path parameter that brings a file or folder of the reader's own; it is opened whatever the
+            source, and the badge names it.
+        recorded: (params, origin) -> rows; the default returns the recording's tables.
         measure: (params, recorder) -> rows, run on this machine's GPU; the same function writes recordings.
+            None: what the recorder holds.
         recording: name of the pinned recording under ``data/recorded/<slug>/``.
         interactive: params -> spec of a client-side view (see `workbench.widgets.timeline_view`).
         needs: what live measuring needs, in words (``"one CUDA GPU"``).
@@ -102,7 +111,9 @@ class Experiment:
     checks: Callable[[Result], list[Check]]
     model: Callable[[Any], Any] | None = None
     report: Callable[[Any], Any] | None = None
-    recorded: Callable[[Any, Recording], Any] | None = None
+    opens: Callable[[Any, Recording | None], Any] | None = None
+    own: str = ""
+    recorded: Callable[[Any, Any], Any] | None = None
     measure: Callable[[Any, Any], Any] | None = None
     recording: str | None = None
     interactive: Callable[[Any], dict[str, Any]] | None = None
@@ -143,7 +154,7 @@ class Experiment:
         return typing.cast(Source, source)
 
     def run(self, source: str = "auto", **params: Any) -> Result:
-        """Compute, load or measure the table.
+        """Compute, load or measure the tables.
 
         Args:
             source: ``auto``, ``model``, ``recorded``, ``live`` or ``report``.
@@ -151,8 +162,12 @@ class Experiment:
         """
         check_names(self.params, params)
         values = self.params(**params)
+        recording = origin = None
+        if self.own and getattr(values, self.own):
+            assert self.opens and self.recorded
+            origin = self.opens(values, None)
+            return self.result(values, "recorded", self.recorded(values, origin), None, origin)
         chosen = self.choose(source)
-        recording = None
         if chosen == "model":
             rows = self.model(values)  # type: ignore[misc]
         elif chosen == "report":
@@ -162,14 +177,26 @@ class Experiment:
 
             recording = load_recording(self.slug, self.recording)  # type: ignore[arg-type]
             values = self._as_recorded(values, recording)
-            rows = self.recorded(values, recording) if self.recorded else recording.rows()
+            origin = self.opens(values, recording) if self.opens else recording
+            rows = self.recorded(values, origin) if self.recorded else recording.tables()
         else:
             from workbench.core.record import Recorder
 
             recorder = Recorder(self.slug, values.as_dict())
             rows = self.measure(values, recorder)  # type: ignore[misc]
-            recording = recorder.live()
-        return Result(experiment=self, params=values, source=chosen, table=_frame(rows), recording=recording)
+            recording = recorder.live(keep=self.opens is not None)
+            if self.opens and self.recorded:
+                origin = self.opens(values, recording)
+                rows = self.recorded(values, origin)
+            elif rows is None:
+                rows = recording.tables()
+        return self.result(values, chosen, rows, recording, origin)
+
+    def result(self, params: Any, source: Source, rows: Any, recording: Any = None, origin: Any = None) -> Result:
+        """Return the result of rows that are there already, see `model` for their forms."""
+        return Result(
+            experiment=self, params=params, source=source, tables=tables_of(rows), recording=recording, origin=origin
+        )
 
     def _as_recorded(self, values: Params, recording: Recording) -> Params:
         """Return `values` with what was measured as the recording says; refuse a request for something else."""
@@ -192,32 +219,34 @@ class Experiment:
         return f"<Experiment {self.slug}: {self.title} [{', '.join(self.sources())}]>"
 
 
-def _frame(rows: Any) -> pl.DataFrame:
-    import polars as pl
-
-    return rows if isinstance(rows, pl.DataFrame) else pl.DataFrame(rows, infer_schema_length=None)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A table with the story of where it came from.
+    """Named tables with the story of where they came from.
 
     Attributes:
         experiment: the experiment.
         params: its parameters.
         source: ``model``, ``recorded``, ``live`` or ``report``.
-        table: tidy polars DataFrame.
-        recording: the recording behind the table, for ``recorded`` and ``live``.
+        tables: tidy polars DataFrames by name, the main one first; one kind of rows in each.
+        recording: the recording behind the tables, for ``recorded`` and ``live``.
+        origin: what the tables were made from, see `Experiment.opens`.
     """
 
     experiment: Experiment
     params: Any
     source: Source
-    table: pl.DataFrame
+    tables: dict[str, pl.DataFrame]
     recording: Recording | None = None
+    origin: Any = field(default=None, repr=False)
 
     def __repr__(self) -> str:
-        return f"<Result {self.slug}, {self.source}: {len(self.table)} rows; .figure(), .report(), .table>"
+        sizes = ", ".join(f"{name} {len(table)} rows" for name, table in self.tables.items())
+        return f"<Result {self.slug}, {self.source}: {sizes}; .figure(), .report(), .tables>"
+
+    @property
+    def table(self) -> pl.DataFrame:
+        """The main table: the first one."""
+        return next(iter(self.tables.values()))
 
     @property
     def slug(self) -> str:
@@ -225,18 +254,31 @@ class Result:
         return self.experiment.slug
 
     def with_params(self, **changes: Any) -> Result:
-        """Return the result for other parameters: a model is run anew, a measured table is kept and analysed anew."""
+        """Return the result for other parameters: a model is run anew, a measured table is kept and analysed anew.
+
+        What the tables were made from is kept: nothing is read or measured twice.
+        """
         params = self.params.replace(**changes)
+        if self.own != (self.experiment.own and getattr(params, self.experiment.own)):
+            return self.experiment.run(**params.as_dict())
         if self.source in ("model", "report"):
             return self.experiment.run(source=self.source, **params.as_dict())
-        if self.source == "recorded" and self.experiment.recorded:
-            rows = self.experiment.recorded(params, typing.cast("Recording", self.recording))
-            return dataclasses.replace(self, params=params, table=_frame(rows))
+        if self.origin is not None and self.experiment.recorded:
+            return dataclasses.replace(
+                self, params=params, tables=tables_of(self.experiment.recorded(params, self.origin))
+            )
         return dataclasses.replace(self, params=params)
+
+    @property
+    def own(self) -> str:
+        """Path of the reader's own file or folder behind the tables; empty where they are ours."""
+        return self.experiment.own and getattr(self.params, self.experiment.own)
 
     @property
     def badge(self) -> str:
         """One line that says where the numbers come from."""
+        if self.own:
+            return f"your {self.experiment.own}: {Path(self.own).name or self.own}{getattr(self.origin, 'note', '')}"
         if self.source == "model":
             return "conceptual model, not measured" if self.experiment.kind == "conceptual" else "computed by a model"
         if self.source == "report":
@@ -261,12 +303,14 @@ class Result:
         return fig.update_layout(title_subtitle=subtitle, meta=meta)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return slug, source, recording, table and checks as plain JSON values."""
+        """Return slug, source, recording, tables (and the first one as `table`) and checks as plain JSON values."""
+        tables = {name: json_safe(table.to_dicts()) for name, table in self.tables.items()}
         return {
             "slug": self.slug,
             "source": self.source,
-            "recording": self.recording.name if self.recording else None,
-            "table": json_safe(self.table.to_dicts()),
+            "recording": Path(self.own).name or None if self.own else self.recording and self.recording.name,
+            "table": next(iter(tables.values())),
+            "tables": tables,
             "checks": json_safe([c.as_dict() for c in self.checks]),
         }
 
@@ -275,6 +319,7 @@ class Result:
         from IPython.display import display
 
         payload = self.as_dict()
+        payload.pop("tables")
         if self.table.height > KEPT_ROWS:
             payload.pop("table")
         payload |= {"badge": self.badge, "params": json_safe(self.params.as_dict()), "rows": self.table.height}

@@ -9,6 +9,7 @@ Source: report, Appendix B.9.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import datetime
 import hashlib
 import io
@@ -17,6 +18,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.files import new_folder
+from workbench.core.tables import MAIN, tables_of
 
 SCHEMA = 1
 # Fields of Appendix B.9 by group; `REQUIRED` may not be null, because no reader could use the numbers without them.
@@ -82,7 +85,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "exclusions",
         "retries",
     ),
-    "raw_outputs": ("files",),
+    "raw_outputs": ("files", "tables"),
 }
 GROUPS = tuple(FIELDS)
 REQUIRED: dict[str, tuple[str, ...]] = {
@@ -142,7 +145,7 @@ class Recording:
     name: str
     record: Mapping[str, Any]
     path: Path | None = None
-    live_rows: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    live_rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict, repr=False)
 
     @property
     def label(self) -> str:
@@ -162,13 +165,14 @@ class Recording:
         """Return one line that says where the numbers come from; `source` is ``live`` or ``recorded``."""
         return ("measured live on " if source == "live" else "recorded on ") + self.label
 
-    def rows(self) -> Any:
-        """Return the table as a polars DataFrame."""
+    def tables(self) -> dict[str, Any]:
+        """Return the tables as polars DataFrames by name, the main one first."""
         import polars as pl
 
         if self.path is None:
-            return pl.DataFrame(list(self.live_rows), infer_schema_length=None)
-        return pl.read_csv(self.file("table.csv"), infer_schema_length=None)
+            return tables_of(self.live_rows)
+        names = (self.record.get("raw_outputs") or {}).get("tables") or [MAIN]
+        return {name: pl.read_csv(self.file(f"{name}.csv"), infer_schema_length=None) for name in names}
 
     def file(self, name: str) -> Path:
         """Return the path of one raw output.
@@ -218,6 +222,9 @@ def load_recording(slug: str, name: str) -> Recording:
     return Recording(slug, name, record, path)
 
 
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+
+
 class Recorder:
     """Collects what one measurement produced and writes it as one folder.
 
@@ -228,16 +235,27 @@ class Recorder:
     def __init__(self, slug: str, params: Mapping[str, Any], *, command: str | None = None) -> None:
         self.slug = slug
         self.started = datetime.datetime.now(datetime.UTC)
-        self.rows: list[dict[str, Any]] = []
+        self.tables: dict[str, list[dict[str, Any]]] = {}
         self.groups: dict[str, dict[str, Any]] = {g: {} for g in GROUPS}
         self.groups["workload"]["params"] = dict(params)
         self.command = command
         self._files: dict[str, bytes] = {}
         self._environment_start = _environment()
 
-    def row(self, **values: Any) -> None:
-        """Append one row of the tidy table."""
-        self.rows.append(values)
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of the table without another name, to be extended in place."""
+        return self.tables.setdefault(MAIN, [])
+
+    def row(self, table: str = MAIN, /, **values: Any) -> None:
+        """Append one row of a tidy table; rows of another kind go to a table of another name.
+
+        Raises:
+            ValueError: the name is not a plain file name.
+        """
+        if table not in self.tables and not re.fullmatch(r"[a-z0-9][a-z0-9_]*", table):
+            raise ValueError(f"table name {table!r}: expected lower-case letters, digits, '_'")
+        self.tables.setdefault(table, []).append(values)
 
     def samples(self, name: str, values: Sequence[float]) -> None:
         """Keep raw repeats under `name` (summaries alone are not evidence)."""
@@ -252,7 +270,7 @@ class Recorder:
         Raises:
             ValueError: the name is not a plain file name, or text of a ``.json`` file is not JSON.
         """
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name in ("record.json", "table.csv"):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name == "record.json" or name.endswith(".csv"):
             raise ValueError(f"attachment name {name!r}: expected letters, digits, '.', '_', '-'")
         if isinstance(content, str):
             # Parsed first: cutting in raw JSON text could take an escape sequence in half.
@@ -267,9 +285,13 @@ class Recorder:
             raise ValueError(f"unknown group {group!r}: expected one of {', '.join(GROUPS)}")
         self.groups[group].update(values)
 
-    def live(self) -> Recording:
-        """Return what was measured as an unwritten recording."""
-        return Recording(self.slug, "live", self._record(), None, tuple(self.rows))
+    def live(self, *, keep: bool = False) -> Recording:
+        """Return what was measured; `keep` also writes it, attachments too, to a folder that goes with the process."""
+        if keep:
+            folder = tempfile.TemporaryDirectory(prefix="workbench-live-")
+            _KEPT.append(folder)
+            return dataclasses.replace(self.live(), path=self.write(Path(folder.name)))
+        return Recording(self.slug, "live", self._record(), None, {n: tuple(r) for n, r in self.tables.items() if r})
 
     def _record(self) -> dict[str, Any]:
         groups = {g: dict(v) for g, v in self.groups.items()}
@@ -296,10 +318,12 @@ class Recorder:
             ValueError: no rows were recorded.
             FileExistsError: a recording of this name is already there (recordings are append-only).
         """
-        if not self.rows:
+        tables = {f"{name}.csv": rows for name, rows in self.tables.items() if rows}
+        if not tables:
             raise ValueError(f"{self.slug}: nothing to record, the table is empty")
         record = self._record()
-        files = {"table.csv": _csv(self.rows), **self._files}
+        files = {name: _csv(rows) for name, rows in tables.items()} | self._files
+        record["raw_outputs"]["tables"] = [name.removesuffix(".csv") for name in tables]
         record["raw_outputs"]["files"] = {
             n: {"sha256": hashlib.sha256(b).hexdigest(), "bytes": len(b)} for n, b in sorted(files.items())
         }
@@ -439,7 +463,8 @@ def _check_files(path: Path, record: Mapping[str, Any]) -> list[str]:
     files = raw.get("files") if isinstance(raw, dict) else None
     if not isinstance(files, dict):
         return ["raw_outputs.files: expected an object of files"]
-    problems = [] if "table.csv" in files else ["raw_outputs.files: table.csv is not listed"]
+    tables = [f"{name}.csv" for name in raw.get("tables") or [MAIN]]  # type: ignore[union-attr]
+    problems = [f"raw_outputs.files: {name} is not listed" for name in tables if name not in files]
     present = {p.name for p in path.iterdir()} - {"record.json"}
     problems += [f"{name} is not listed in raw_outputs.files" for name in sorted(present - set(files))]
     for name, entry in files.items():
@@ -456,8 +481,8 @@ def _check_files(path: Path, record: Mapping[str, Any]) -> list[str]:
             problems.append(f"{name}: expected {entry.get('bytes')} bytes, got {len(content)}")
         if entry.get("sha256") != hashlib.sha256(content).hexdigest():
             problems.append(f"{name}: its SHA-256 is not the recorded one")
-        if name == "table.csv":
+        if name in tables:
             lines = content.decode("utf-8", "replace").splitlines()
-            problems += ["table.csv has no rows"] if len(lines) < 2 else []
-            problems += [f"table.csv: {line}" for line in sorted({x for text in lines for x in leaks(text)})]
+            problems += [f"{name} has no rows"] if len(lines) < 2 else []
+            problems += [f"{name}: {line}" for line in sorted({x for text in lines for x in leaks(text)})]
     return problems

@@ -356,7 +356,6 @@ def critical_microbatch(
     require_gpu("critical_microbatch")
     import torch
 
-    from workbench.core.experiment import _frame
     from workbench.core.record import Recorder
     from workbench.measure.critical import Key, Sweep
     from workbench.measure.regions import spin_cycles_per_us
@@ -383,8 +382,7 @@ def critical_microbatch(
     _protocol(recorder, repeats, sweep.per_us)
     recorder.set("workload", size_unit=unit, memory_bytes=torch.cuda.get_device_properties(0).total_memory)
     sweep.write(recorder)
-    return Result(experiment=EXPERIMENT, params=params, source="live", table=_frame(recorder.rows),
-                  recording=recorder.live())  # fmt: skip
+    return EXPERIMENT.result(params, "live", recorder.tables, recorder.live())
 
 
 EXPERIMENT = Experiment(

@@ -103,7 +103,7 @@ def of_rank(result: Result, rank: int) -> Result:
 
     if rank not in ranks_of(result):
         raise ValueError(f"rank {rank} was not measured: expected one of {ranks_of(result)}")
-    return dataclasses.replace(result, table=result.table.filter(pl.col("rank") == rank))
+    return dataclasses.replace(result, tables={"table": result.table.filter(pl.col("rank") == rank)})
 
 
 def checks(result: Result) -> list[Check]:

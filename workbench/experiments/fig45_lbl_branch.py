@@ -8,11 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.archives import ArchiveExperiment, reading_report
-from workbench.core.experiment import Check, Result
+from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
-
-__all__ = ["EXPERIMENT", "reading_report"]
+from workbench.views.archives import archived, opener
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -344,7 +342,7 @@ def draw(result: Result) -> go.Figure:
     return fig
 
 
-EXPERIMENT = ArchiveExperiment(
+EXPERIMENT = Experiment(
     slug="fig45_lbl_branch",
     group="appendix_b",
     title="Figures 45 and 46 by the same protocol: the LBL-coefficient branch",
@@ -355,7 +353,9 @@ EXPERIMENT = ArchiveExperiment(
     figure=draw,
     checks=checks,
     measure=measure,
-    read=read,
+    opens=opener(read),
+    own="archive",
+    recorded=archived,
     recording="2026-11-29_h200_9c4015b",
     needs="one CUDA GPU, or tiny=True",
     live_on_cpu=True,

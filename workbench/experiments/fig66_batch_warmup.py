@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.archives import Archive, ArchiveExperiment, reading_report
-from workbench.core.experiment import Check, Result
+from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
 from workbench.models.schedules import REPORT_MULTIPLES, report_fractions
-
-__all__ = ["EXPERIMENT", "reading_report"]
+from workbench.views.archives import archived, opener
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -227,7 +225,7 @@ def rates(table: pl.DataFrame) -> pl.DataFrame:
 def checks(result: Result) -> list[Check]:
     """The stitching rule, the schedule as printed, and what the warmup buys at equal tokens."""
     tables, reports = stitched(result)
-    archive = isinstance(result.recording, Archive)
+    archive = bool(result.own)
     main = "warmup" if "warmup" in tables else next(iter(tables))
     return [
         *_stitching_checks(result, tables, reports, archive),
@@ -412,7 +410,7 @@ def draw(result: Result) -> go.Figure:
     return fig
 
 
-EXPERIMENT = ArchiveExperiment(
+EXPERIMENT = Experiment(
     slug="fig66_batch_warmup",
     group="appendix_b",
     title="Figure 66 by the same protocol: batch-size warmup",
@@ -423,7 +421,9 @@ EXPERIMENT = ArchiveExperiment(
     figure=draw,
     checks=checks,
     measure=measure,
-    read=read,
+    opens=opener(read),
+    own="archive",
+    recorded=archived,
     recording="2026-11-29_h200_9bc0ffa",
     needs="one CUDA GPU, or tiny=True",
     live_on_cpu=True,

@@ -134,7 +134,7 @@ def of_rank(result: Result, rank: int) -> Result:
     if rank not in ranks_of(result):
         raise ValueError(f"rank {rank} was not captured: expected one of {ranks_of(result)}")
     mine = pl.col("rank").is_null() | (pl.col("rank") == rank)
-    return dataclasses.replace(result, table=result.table.filter(mine))
+    return dataclasses.replace(result, tables={"table": result.table.filter(mine)})
 
 
 def costs(result: Result) -> pl.DataFrame:

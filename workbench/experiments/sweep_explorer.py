@@ -70,7 +70,7 @@ class SweepExperiment(Experiment):
             experiment=self,
             params=values,
             source="model" if modelled else "recorded",
-            table=tidy(summary),
+            tables={"table": tidy(summary)},
             summary=summary,
         )
 

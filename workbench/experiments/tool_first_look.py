@@ -6,15 +6,18 @@ import gzip
 import json
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.core.experiment import Check, Result
+from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
-from workbench.views.trace import TraceExperiment
+
+if TYPE_CHECKING:
+    from workbench.core.record import Recording
+    from workbench.views.trace import OpenedTrace
 
 RECORDING = "2026-11-29_h200_44fff12"
 VARIANTS = ("free", "loaded", "item", "graph")
@@ -224,15 +227,41 @@ def shown(found: dict[str, list[Stretch]]) -> dict[str, Stretch]:
     return {variant: each[middle] for variant, each in found.items()}
 
 
-def recorded(params: FirstLookParams, recording: Any) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Pair:
+    """The recorded loops, one trace a size, each analysed when it is first drawn."""
+
+    recording: Recording
+    analyses: dict[str, Any] = field(default_factory=dict)
+
+    def analysis(self, size: str) -> Any:
+        """The analysed trace of one size."""
+        from workbench.views.trace import open_trace
+
+        if size not in self.analyses:
+            self.analyses[size] = open_trace(self.recording.file(f"{size}.json.gz")).analysis
+        return self.analyses[size]
+
+    def shown(self, params: FirstLookParams) -> tuple[Any, tuple[int, int]]:
+        """The trace of the drawn size, and its stretch with waits."""
+        analysis = self.analysis(params.size)
+        return analysis, shown(stretches(analysis))["item"].window
+
+
+def opens(params: FirstLookParams, recording: Recording | None) -> Pair | OpenedTrace:
+    """The reader's trace, or the recorded pair."""
+    from workbench.views.trace import open_trace
+
+    return Pair(recording) if recording else open_trace(params.trace)
+
+
+def recorded(params: FirstLookParams, origin: Pair | OpenedTrace) -> list[dict[str, Any]]:
     """Boxes, headroom and sums of the reader's trace, or of one recorded round, with what-ifs of all rounds."""
-    from workbench.traces import read
-    from workbench.traces.idle import Analysis
     from workbench.views.trace import trace_rows
 
-    if params.trace:
-        return trace_rows(Analysis(read(params.trace)), None, Path(params.trace).name)
-    analysis = Analysis(read(recording.file(f"{params.size}.json.gz")))
+    if not isinstance(origin, Pair):
+        return trace_rows(origin.analysis, None, Path(params.trace).name)
+    analysis = origin.analysis(params.size)
     found = stretches(analysis)
     rows = []
     for variant in LABELS:
@@ -306,7 +335,7 @@ def checks(result: Result) -> list[Check]:
     return first_look_checks(result)
 
 
-EXPERIMENT = TraceExperiment(
+EXPERIMENT = Experiment(
     slug="tool_first_look",
     group="tools",
     title="A first look at a real trace",
@@ -316,6 +345,8 @@ EXPERIMENT = TraceExperiment(
     params=FirstLookParams,
     figure=figure,
     checks=checks,
+    opens=opens,
+    own="trace",
     recorded=recorded,
     measure=measure,
     recording=RECORDING,

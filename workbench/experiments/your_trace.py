@@ -6,11 +6,14 @@ import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from workbench.core.experiment import Check, Result
+from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
-from workbench.views.trace import TraceExperiment
+
+if TYPE_CHECKING:
+    from workbench.core.record import Recording
+    from workbench.views.trace import OpenedTrace
 
 RECORDING = "2026-11-29_h200_98b6695"
 FILE = "loop_with_stacks.json.gz"
@@ -100,24 +103,21 @@ def _headroom_notebook() -> dict[str, Any] | None:
     return notebook
 
 
-def open_trace(params: YourTraceParams, recording: Any):
-    """(analysis, window) of the reader's trace or the recording's."""
-    from workbench.traces import read
-    from workbench.traces.idle import Analysis
-    from workbench.traces.ranges import parse_window
+def opens(params: YourTraceParams, recording: Recording | None) -> OpenedTrace:
+    """The reader's trace, or the recording's."""
+    from workbench.views.trace import open_trace
 
-    trace = read(params.trace or recording.file(FILE))
-    return Analysis(trace), parse_window(trace, params.window)
+    return open_trace(recording.file(FILE) if recording else params.trace)
 
 
-def recorded(params: YourTraceParams, recording: Any) -> list[dict[str, Any]]:
+def recorded(params: YourTraceParams, origin: OpenedTrace) -> list[dict[str, Any]]:
     """Boxes, headroom and sums; the verdict; the what-if."""
     from workbench.traces.replay import what_if
     from workbench.traces.trace import TraceError
     from workbench.traces.verify import verify_trace
     from workbench.views.trace import sum_row, trace_rows
 
-    analysis, window = open_trace(params, recording)
+    analysis, window = origin.shown(params)
     rows = trace_rows(analysis, window, analysis.trace.source)
     verdict = verify_trace(analysis, window=window, idle_threshold_us=params.idle_threshold_us)
     rows.append(sum_row("what-if", "verdict", verdict.as_dict()["verdict"], float(verdict.exit_code)))
@@ -172,7 +172,7 @@ def checks(result: Result) -> list[Check]:
     return found
 
 
-EXPERIMENT = TraceExperiment(
+EXPERIMENT = Experiment(
     slug="your_trace",
     group="tools",
     title="Your own trace: why the GPU waited",
@@ -182,6 +182,8 @@ EXPERIMENT = TraceExperiment(
     params=YourTraceParams,
     figure=figure,
     checks=checks,
+    opens=opens,
+    own="trace",
     recorded=recorded,
     measure=measure,
     recording=RECORDING,

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from workbench.core.experiment import Check, Experiment, Result, _frame
-from workbench.core.params import check_names
-from workbench.core.record import Recorder, Recording
+from workbench.core.experiment import Check, Result
 from workbench.traces import read
 from workbench.traces.idle import CAUSES, Analysis, Headroom, Window
 from workbench.traces.lookup import Locator
@@ -33,51 +29,28 @@ MISSED = {
 
 
 @dataclass(frozen=True)
-class TraceFile(Recording):
-    """A reader's own trace file standing where a recording stands, so that the badge says whose numbers they are."""
+class OpenedTrace:
+    """One trace, read and analysed once: what a result's tables, its view and its panel are made from."""
 
-    def badge(self, source: str) -> str:
-        """Name the file as the reader's, and its GPU where the trace says it."""
-        return f"your trace: {self.name} ({self.record.get('gpu') or 'of a GPU that it does not name'})"
+    analysis: Analysis
 
-
-@dataclass(frozen=True, kw_only=True)
-class TraceExperiment(Experiment):
-    """An experiment whose parameter `trace` may name a file of the reader's own."""
-
-    def run(self, source: str = "auto", **params: Any) -> Result:
-        """Like `Experiment.run`; a non-empty `trace` is read whatever the source, and the badge names the file."""
-        check_names(self.params, params)
-        values = self.params(**params)
-        assert self.recorded is not None
-        if not params.get("trace"):
-            return self._live(values) if self.choose(source) == "live" else super().run(source, **params)
-        path = Path(params["trace"])
-        trace = read(path)
-        gpus = trace.metadata.get("deviceProperties")
+    @property
+    def note(self) -> str:
+        """The GPU where the trace says it, for the badge."""
+        gpus = self.analysis.trace.metadata.get("deviceProperties")
         gpu = gpus[0].get("name") if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else None
-        recording = TraceFile(self.slug, path.name, {"gpu": gpu}, path.parent)
-        return Result(
-            experiment=self,
-            params=values,
-            source="recorded",
-            table=_frame(self.recorded(values, recording)),
-            recording=recording,
-        )
+        return f" ({gpu or 'of a GPU that it does not name'})"
 
-    def _live(self, values: Any) -> Result:
-        """Measure now; the traces lie in a temporary folder until the process ends, since the figure reads them."""
-        assert self.measure is not None and self.recorded is not None
-        recorder = Recorder(self.slug, values.as_dict())
-        self.measure(values, recorder)
-        folder = tempfile.TemporaryDirectory(prefix="workbench-live-")
-        _KEPT.append(folder)
-        recording = dataclasses.replace(recorder.live(), path=recorder.write(Path(folder.name)))
-        table = _frame(self.recorded(values, recording))
-        return Result(experiment=self, params=values, source="live", table=table, recording=recording)
+    def shown(self, params: Any) -> tuple[Analysis, Window | None]:
+        """Return the analysis, and the window that the parameters choose."""
+        from workbench.traces.ranges import parse_window
+
+        return self.analysis, parse_window(self.analysis.trace, getattr(params, "window", None))
 
 
-_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+def open_trace(path: str | Path) -> OpenedTrace:
+    """Read and analyse a trace."""
+    return OpenedTrace(Analysis(read(Path(path))))
 
 
 def _lanes(analysis: Analysis, low: int, high: int) -> list[tuple[str, str, np.ndarray, np.ndarray, list[str]]]:
@@ -506,19 +479,7 @@ def longest_idle(result: Result, rows: int = 12) -> Any:
 
 
 def opened(result: Result) -> tuple[Analysis, Window | None]:
-    """The trace behind a result (of a recorded pair, the one with waits), analysed, and its window."""
-    from workbench.traces.ranges import parse_window
-
-    params, recording = result.params, result.recording
-    if params.trace:
-        trace = read(Path(params.trace))
-    elif recording is None or recording.path is None:
+    """Return the trace behind a result as it was analysed for its tables, and the window that is shown."""
+    if result.origin is None:
         raise ValueError(f"{result.slug}: this result keeps no trace file; give the parameter trace, or record it")
-    elif result.slug == "your_trace":
-        trace = read(recording.file("loop_with_stacks.json.gz"))
-    else:
-        from workbench.experiments.tool_first_look import shown, stretches
-
-        analysis = Analysis(read(recording.file(f"{params.size}.json.gz")))
-        return analysis, shown(stretches(analysis))["item"].window
-    return Analysis(trace), parse_window(trace, getattr(params, "window", None))
+    return result.origin.shown(result.params)
