@@ -36,13 +36,13 @@ import workbench.measure.capture as capture
 
 torch.cuda.is_available = lambda: True
 
-class Recording(contextlib.AbstractContextManager):
+class Profile(contextlib.AbstractContextManager):
     def __init__(self, path, *, stacks=False):
         self.path = path
     def __exit__(self, *error):
         shutil.copyfile({trace!r}, self.path)
 
-capture.Recording = Recording
+capture.Profile = Profile
 """
 
 

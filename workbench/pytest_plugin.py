@@ -82,12 +82,12 @@ def _skip_without_gpu() -> None:
 
 @contextlib.contextmanager
 def _watch(test: str, keep: str | None, idle_threshold_us: float | None = None) -> Iterator[None]:
-    from workbench.measure.capture import Recording, records_device_work
+    from workbench.measure.capture import Profile, records_device_work
     from workbench.traces.kineto import read_kineto
 
     with tempfile.TemporaryDirectory(prefix="sync-free-") as folder:
         path = Path(folder) / "trace.json"
-        with Recording(path, stacks=True):
+        with Profile(path, stacks=True):
             yield
         trace = read_kineto(path)
         message = judge(trace, idle_threshold_us)

@@ -42,7 +42,7 @@ class RoutedBlockParams(Params):
 
 
 def measure(params: RoutedBlockParams, recorder: Any) -> list[dict[str, Any]]:
-    """Time every variant over process starts; count its host waits, in this process, from the profiler's events."""
+    """Time every variant over process starts; find its host waits, in this process, in a profile."""
     recorder.set(
         "protocol",
         timer="perf_counter_ns around back-to-back eager calls, device synchronised before and after; per call",
@@ -52,8 +52,8 @@ def measure(params: RoutedBlockParams, recorder: Any) -> list[dict[str, Any]]:
         order="variants interleaved: A B, then B A",
         l2="not flushed; a microbatch's rows exceed it",
         exclusions="none",
-        synchronization="waits counted by the profiler in one further call: stream, event and device synchronise "
-        "calls, and pageable device-to-host copies",
+        synchronization="waits of one further call, judged in its profile by outcome: what returned only when "
+        "device work had ended",
     )
     recorder.set("precision", parameter="bfloat16", activation="bfloat16", accumulation="float32",
                  optimizer="bfloat16 AdamW states, fused", communication="bfloat16")  # fmt: skip
@@ -133,8 +133,7 @@ def visit(params: RoutedBlockParams, count: bool = False) -> list[dict[str, Any]
 def _cells(
     params: RoutedBlockParams, level: str, passes: str, tokens: int, calls: dict[str, Callable], count: bool
 ) -> list[dict[str, Any]]:
-    from moe_kernels.waits import count_host_waits
-
+    from workbench.measure.capture import host_waits
     from workbench.measure.timing import interleaved, wall_us
 
     for call in calls.values():
@@ -149,8 +148,7 @@ def _cells(
     for name, call in calls.items():
         cell = {"level": level, "pass": passes, "path": name, "tokens": tokens, "times_us": times[name]}
         if count:
-            waits = count_host_waits(call, warmup=0)
-            cell |= {"waits": waits.total, "pageable_d2h": waits.pageable_d2h, "launches": waits.launches}
+            cell |= host_waits(call, warmup=1).row()
         cells.append(cell)
     return cells
 

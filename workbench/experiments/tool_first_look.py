@@ -104,11 +104,11 @@ def _rounds(calls: dict[str, Any], params: FirstLookParams, path: Path) -> Path:
     import torch
     from torch.profiler import record_function
 
-    from workbench.measure.capture import STEP, Recording
+    from workbench.measure.capture import STEP, Profile
 
     torch.cuda.synchronize()
     number = 0
-    with Recording(path) as recording:
+    with Profile(path) as recording:
         for i in range(-1, params.rounds):
             for variant, call in calls.items():
                 with record_function(f"{variant} {i}" if i >= 0 else f"warmup {variant}"):

@@ -10,6 +10,7 @@ import inspect
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ def require_gpu(what: str) -> None:
         raise RuntimeError(f"{what} {NO_GPU}")
 
 
-class Recording(AbstractContextManager):
+class Profile(AbstractContextManager):
     """Profiles the body of a `with` statement; afterwards `path` is the trace file.
 
     Args:
@@ -44,7 +45,7 @@ class Recording(AbstractContextManager):
         self.stacks = stacks
         self._profiler: Any = None
 
-    def __enter__(self) -> Recording:
+    def __enter__(self) -> Profile:
         from torch.profiler import ProfilerActivity, profile
 
         require_gpu("profiling")
@@ -69,9 +70,9 @@ def records_device_work() -> bool:
     from workbench.traces.kineto import read_kineto
 
     with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
-        with Recording(Path(folder) / "probe.json") as recording:
+        with Profile(Path(folder) / "probe.json") as profile:
             torch.zeros(1, device="cuda")
-        return bool(len(read_kineto(recording.path).ops))
+        return bool(len(read_kineto(profile.path).ops))
 
 
 def ran(fn: Callable[[], Any]) -> None:
@@ -110,14 +111,14 @@ def capture(fn: Callable[[], Any], path: str | Path, *, steps: int = 3, warmup: 
     for _ in range(warmup):
         ran(fn)
     torch.cuda.synchronize()
-    with Recording(path, stacks=stacks) as recording:
+    with Profile(path, stacks=stacks) as profile:
         for _ in range(max(1, warmup)):
             with record_function("warmup"):
                 ran(fn)
         for i in range(steps):
             with record_function(f"{STEP}{i}"):
                 ran(fn)
-    return recording.path
+    return profile.path
 
 
 def steady_window(trace: Trace) -> tuple[int, int] | None:
@@ -128,6 +129,80 @@ def steady_window(trace: Trace) -> tuple[int, int] | None:
     if not found or not len(trace.ops):
         return None
     return found[0][1][0], max(int(trace.ops.end_ns.max()), found[0][1][0] + 1)
+
+
+@dataclass(frozen=True)
+class StepWaits:
+    """What the named steps of a trace did to their host.
+
+    Attributes:
+        waits: one dict per wait that held up submission: `kind`, `call`, `line`, `op`, `range`, `duration_ns`.
+        pageable_d2h, pinned_d2h: device-to-host copies, by the memory they went to.
+        launches: calls that started device work.
+        trace: where it was read from.
+    """
+
+    waits: list[dict[str, Any]]
+    pageable_d2h: int
+    pinned_d2h: int
+    launches: int
+    trace: Trace = field(repr=False, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.waits)
+
+    def row(self) -> dict[str, int]:
+        """The counts as columns of a recorded table."""
+        return {"waits": len(self), "pageable_d2h": self.pageable_d2h, "launches": self.launches}
+
+
+def step_waits(trace: Trace) -> StepWaits:
+    """Judge, by outcome as `workbench.traces.waits` does, what began between the start and end of the named steps.
+
+    The profiler's synchronise lies behind the last step; a step's own last synchronise does not and counts.
+
+    Raises:
+        ValueError: the trace names no step, or holds no device work of one: the profiler saw nothing.
+    """
+    import numpy as np
+
+    from workbench.traces.ranges import steps
+    from workbench.traces.trace import D2H, PAGEABLE
+    from workbench.traces.waits import describe_waits, find_waits, launch_calls
+
+    found, calls, ops = steps(trace), trace.calls, trace.ops
+    if not found:
+        raise ValueError(f"host waits: expected a trace with ranges named {STEP}N, got none")
+
+    def inside(start_ns: np.ndarray) -> np.ndarray:
+        return (start_ns >= found[0][1][0]) & (start_ns < found[-1][1][1])
+
+    launches = launch_calls(trace)
+    launches = launches[inside(calls.start_ns[launches])]
+    if not len(launches):
+        raise ValueError("host waits: expected device work inside the steps, the profiler recorded none")
+    waits = find_waits(trace)
+    held = waits.take(np.flatnonzero(waits.blocking & waits.submits & inside(waits.start_ns)))
+    called = [{"call": trace.names[i]} for i in calls.name[held.call]]
+    read = np.isin(ops.launch, launches) & (ops.copy_kind == D2H)
+    pageable = int((read & (ops.host_memory == PAGEABLE)).sum())
+    rows = [name | wait for name, wait in zip(called, describe_waits(trace, held), strict=True)]
+    return StepWaits(rows, pageable, int(read.sum()) - pageable, len(launches), trace)
+
+
+def host_waits(fn: Callable[[], Any], *, steps: int = 1, warmup: int = 2, stacks: bool = False) -> StepWaits:
+    """Profile a callable (see `capture`) and return the host waits of its steps.
+
+    Raises:
+        RuntimeError: no GPU.
+        ValueError: the profiler recorded no device work (no right to CUPTI, or beside another profiler).
+    """
+    from workbench.traces.kineto import read_kineto
+
+    with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
+        return step_waits(
+            read_kineto(capture(fn, Path(folder) / "trace.json", steps=steps, warmup=warmup, stacks=stacks))
+        )
 
 
 def verify(

@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -273,15 +273,14 @@ def _time_variants(r: Rank, section: str, calls: dict, tokens: int, batch: int, 
               **_waits(r, calls[path, shared_mode]), samples_us=_rounded(measured))  # fmt: skip
 
 
-def _waits(r: Rank, call: Callable[[], object]) -> dict[str, int | None]:
+def _waits(r: Rank, call: Callable[[], object]) -> Mapping[str, int | None]:
     """Host waits and launches of one call, by the profiler; None on CPU ranks, which have neither."""
-    from moe_kernels.waits import count_host_waits
+    from workbench.measure.capture import host_waits
 
     if not r.cuda:
         return {"waits": None, "pageable_d2h": None, "launches": None}
     r.meet()
-    found = count_host_waits(call, warmup=1)
-    return {"waits": found.total, "pageable_d2h": found.pageable_d2h, "launches": found.launches}
+    return host_waits(call, warmup=1).row()
 
 
 def regimes(r: Rank) -> None:
