@@ -10,18 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-
-def marked_processes(mark: str) -> list[int]:
-    """Return the processes whose environment carries `mark` (kernels and their children inherit it), but this one."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
+from notebook_maker import marked_processes
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Tiny notebooks for the suite's tests."""
+"""Tiny notebooks for the suite's tests, and what they leave running."""
 
 from __future__ import annotations
 
@@ -38,3 +38,15 @@ def make(folder: Path, slug: str, *cells: str, parameters: str = "", kernel: str
     content = {"nbformat": 4, "nbformat_minor": 5, "metadata": metadata, "cells": made}
     path.write_text(json.dumps(content), encoding="utf-8")
     return path
+
+
+def marked_processes(mark: str) -> list[int]:
+    """Return the processes whose environment carries `mark` (kernels and their children inherit it), but this one."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import subprocess
 import threading
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
+import fault_loop
 import pytest
 from typer.testing import CliRunner
 
@@ -22,18 +22,7 @@ from workbench.suite.fingerprint import code_hash
 from workbench.suite.sweep import OtherCodeError, default_resources, finished, grid, lacking, run_task
 from workbench.views.sweep import compare, load_sweep, tidy
 
-ROOT = Path(__file__).resolve().parents[2]
 MARK = "a" * 64
-
-
-@pytest.fixture(scope="module")
-def fault_loop() -> ModuleType:
-    """The script that kills sweeps, as a module."""
-    spec = importlib.util.spec_from_file_location("fault_loop", ROOT / "scripts" / "fault_loop.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -228,9 +217,8 @@ class TestResults:
         assert '<td class="number"><script>x' not in page and "&lt;script&gt;x" in page
 
 
-def test_a_sweep_from_the_command_line(fault_loop: ModuleType, tmp_path: Path) -> None:
-    notebook, out = tmp_path / "light.ipynb", tmp_path / "out"
-    fault_loop.light_notebook(notebook)
+def test_a_sweep_from_the_command_line(tmp_path: Path) -> None:
+    notebook, out = fault_loop.light_notebook(tmp_path), tmp_path / "out"
     ledger = tmp_path / "ledger.txt"
 
     def run(points: str, *more: str) -> Any:
@@ -257,19 +245,18 @@ def test_a_sweep_from_the_command_line(fault_loop: ModuleType, tmp_path: Path) -
     assert len(list((out / "runs").iterdir())) == 2
 
 
-def test_no_scheduler_there_is_said(fault_loop: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_scheduler_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import distributed
 
     real = distributed.Client
     monkeypatch.setattr(distributed, "Client", lambda address, timeout: real(address=address, timeout="1s"))
-    fault_loop.light_notebook(tmp_path / "light.ipynb")
-    notebook = str(tmp_path / "light.ipynb")
+    notebook = str(fault_loop.light_notebook(tmp_path))
     run = CliRunner().invoke(app, [notebook, "--scheduler", "tcp://127.0.0.1:9", "--out", str(tmp_path / "out")])
     assert run.exit_code == 2 and "sweep stopped" in run.output and "run the same command to go on" in run.output
 
 
 @pytest.mark.slow
-def test_killed_driver_worker_machine_and_scheduler(fault_loop: ModuleType, tmp_path: Path) -> None:
+def test_killed_driver_worker_machine_and_scheduler(tmp_path: Path) -> None:
     # Enough points that work is left at the fourth kill, also on a quick machine.
     found = fault_loop.loop(tmp_path, points=10, kills=4, seed=3, limit_s=150, wait_s=(2.0, 4.0))
     assert found["kills"] == {"driver": 1, "worker": 1, "machine": 1, "scheduler": 1}
@@ -291,9 +278,7 @@ def test_the_explorer_reads_a_folder_and_computes_its_example(tmp_path: Path) ->
     assert read.with_params(y="v").figure().data
 
 
-def test_a_killed_driver_takes_its_local_cluster_with_it(
-    fault_loop: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_driver_takes_its_local_cluster_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = fault_loop.Stage(tmp_path, points=6)
     scratch = tmp_path / "tmp"
     scratch.mkdir()

@@ -1,6 +1,6 @@
 """Kill -9 a sweep's driver, workers and scheduler at random moments, restart what died, and count what came of it.
 
-    python scripts/fault_loop.py --kills 30 --points 24 --seed 1
+    python tests/suite/fault_loop.py --kills 30 --points 24 --seed 1
 
 A light notebook runs at every point on a scheduler and two workers of this machine. After each kill whoever is dead is
 started again with the same command, as an operator would. At the end every point must be in the results exactly once,
@@ -24,44 +24,33 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
-from typing import Any
 
 import psutil
+from notebook_maker import make, marked_processes
 
 VICTIMS = ("driver", "worker", "machine", "scheduler")
 MARK = "WORKBENCH_FAULT_LOOP"
+PARAMETERS = 'point = 0\nplace = ""\nseconds = 0.2'
 CELLS = (
-    ('point = 0\nplace = ""\nseconds = 0.2', ["parameters"]),
-    (
-        "import os, time\n"
-        # The execution begins with the parent process, which the worker starts as soon as it found the point
-        # unfinished; this cell runs seconds later on a busy machine. The process's age counts in clock ticks.
-        "ticks = int(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[19])\n"
-        "age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf('SC_CLK_TCK')\n"
-        "handle = os.open(os.path.join(place, 'ledger.txt'), os.O_WRONLY | os.O_APPEND | os.O_CREAT)\n"
-        "os.write(handle, f'start {point} {time.time() - age}\\n'.encode())\n"
-        "time.sleep(seconds)",
-        [],
-    ),
-    (
-        "from IPython.display import display\n"
-        "mime = 'application/vnd.headroom.result+json'\n"
-        "result = dict(slug='light', source='model', recording=None, badge='light', checks=[], params={})\n"
-        "display({mime: result | {'table': [dict(square=point * point)]}, 'text/plain': 'light'}, raw=True)\n"
-        "os.write(handle, f'end {point}\\n'.encode())",
-        [],
-    ),
+    "import os, time\n"
+    # The execution begins with the parent process, which the worker starts as soon as it found the point
+    # unfinished; this cell runs seconds later on a busy machine. The process's age counts in clock ticks.
+    "ticks = int(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[19])\n"
+    "age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf('SC_CLK_TCK')\n"
+    "handle = os.open(os.path.join(place, 'ledger.txt'), os.O_WRONLY | os.O_APPEND | os.O_CREAT)\n"
+    "os.write(handle, f'start {point} {time.time() - age}\\n'.encode())\n"
+    "time.sleep(seconds)",
+    "from IPython.display import display\n"
+    "mime = 'application/vnd.headroom.result+json'\n"
+    "result = dict(slug='light', source='model', recording=None, badge='light', checks=[], params={})\n"
+    "display({mime: result | {'table': [dict(square=point * point)]}, 'text/plain': 'light'}, raw=True)\n"
+    "os.write(handle, f'end {point}\\n'.encode())",
 )
 
 
-def light_notebook(path: Path) -> None:
-    """Write the notebook: it notes each start and end in a ledger and reports the square of its point."""
-    cells: list[dict[str, Any]] = [{"cell_type": "markdown", "id": "t", "metadata": {}, "source": "# Light"}]
-    for i, (source, tags) in enumerate(CELLS):
-        cell = {"cell_type": "code", "id": f"c{i}", "metadata": {"tags": tags}, "source": source}
-        cells.append({**cell, "outputs": [], "execution_count": None})
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    path.write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": kernel, "cells": cells}))
+def light_notebook(folder: Path) -> Path:
+    """Write ``light.ipynb``: it notes each start and end in a ledger and reports the square of its point."""
+    return make(folder, "light", *CELLS, parameters=PARAMETERS)
 
 
 class Stage:
@@ -70,8 +59,7 @@ class Stage:
     def __init__(self, folder: Path, points: int) -> None:
         self.folder, self.points = folder, points
         self.out, self.ledger = folder / "out", folder / "ledger.txt"
-        self.notebook = folder / "light.ipynb"
-        light_notebook(self.notebook)
+        self.notebook = light_notebook(folder)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -147,14 +135,7 @@ class Stage:
 
     def left(self) -> list[int]:
         """Return processes that carry this stage's mark, kernels included."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                if self.mark.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
-                    found.append(int(path.parent.name))
-            except OSError:
-                continue
-        return found
+        return [pid for pid in marked_processes(self.mark) if pid != os.getpid()]
 
     def finished_runs(self) -> dict[str, tuple[int, int]]:
         """Return run folder -> what changes when it is replaced or written again."""
