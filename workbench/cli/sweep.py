@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,13 +92,10 @@ def sweep_command(
 
 def run_all(work: dict, folders: dict[str, Path], client: Any, timeout_s: float, needs: dict | None) -> list[dict]:
     """Sweep every notebook over the one client, all at a time, behind one progress bar; return the summaries."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
+    from workbench.suite.progress import bars
     from workbench.suite.sweep import FINISHED, default_resources, lacking, sweep
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with bars(sys.stderr) as bar:
         resources = {}
         for slug, (notebook, points) in work.items():
             resources[slug] = needs

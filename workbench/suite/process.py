@@ -120,10 +120,18 @@ class NotebookRun:
         self._attempt = 0
         self._began = time.monotonic()
         self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin without anything that an earlier attempt left."""
+        self._buffer, self._executed = b"", False
+        self._error: dict[str, Any] | None = None
+        self._html_error: str | None = None
+        self._kernel_pid: int | None = None
         self._peak: int | None = None
         self._cells: int | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._kernel_pid: int | None = None
+        self._tmp: dict[str, Path] = {}
 
     def start(self) -> None:
         """Start executing; a notebook that cannot be run is an outcome at once.
@@ -136,17 +144,13 @@ class NotebookRun:
             raise OutputError(
                 f"{self.notebook.slug}: the output folder is the notebook's own folder; choose another --out"
             )
-        self._began = time.monotonic()
-        self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._emit({"event": "start", "slug": self.notebook.slug})
         try:
             _ = self.notebook.content
         except NotebookError as error:
-            self._peak, self._cells, self._attempt = None, None, 1
-            found = verdict.judge(
-                Path(os.devnull), 0, {"kind": "invalid_notebook", "message": str(error)}, limit_s=self.timeout_s
-            )
-            self._finish(found, None)
+            self._attempt = 1
+            refused = {"kind": "invalid_notebook", "message": str(error)}
+            self._finish(verdict.judge(Path(os.devnull), 0, refused, limit_s=self.timeout_s))
             return
         self._launch()
 
@@ -154,18 +158,12 @@ class NotebookRun:
         """Read what the process says for at most `wait_s` seconds; True once the outcome is there."""
         if self.outcome is not None:
             return True
-        assert self._process is not None and self._process.stdout is not None
-        readable, _, _ = select.select([self._process.stdout], [], [], wait_s)
         ended = False
-        if readable:
-            chunk = os.read(self._process.stdout.fileno(), 1 << 16)
+        if select.select([self], [], [], wait_s)[0]:
+            chunk = os.read(self.fileno(), 1 << 16)
             ended = not chunk
-            self._buffer += chunk
-            *lines, self._buffer = self._buffer.split(b"\n")
-            for line in lines:
-                self._heard(json.loads(line))
-        overdue = time.monotonic() > self._deadline
-        if ended or overdue:
+            self._hear(chunk)
+        if ended or time.monotonic() > self._deadline:
             self._conclude(killed=not ended)
         return self.outcome is not None
 
@@ -186,13 +184,10 @@ class NotebookRun:
 
     def _launch(self) -> None:
         self._attempt += 1
-        self._buffer, self._kernel_pid, self._peak, self._cells = b"", None, None, None
-        self._error: dict[str, Any] | None = None
-        self._html_error: str | None = None
-        self._executed = False
+        self._forget()
+        self._sockets = _socket_folder()
         stem = f".{self.notebook.slug}.running-{os.getpid()}-{self._attempt}"
         self._tmp = {ending: self.out / (stem + ending) for ending in (".ipynb", ".html", ".log")}
-        self._sockets = _socket_folder()
         env = {**os.environ, "MPLBACKEND": "agg", "PYTHONUNBUFFERED": "1"}
         with self._tmp[".log"].open("wb") as log:
             self._process = subprocess.Popen(
@@ -221,6 +216,11 @@ class NotebookRun:
             self._process.stdin.write(json.dumps(job).encode() + b"\n")
             self._process.stdin.flush()
 
+    def _hear(self, chunk: bytes) -> None:
+        *lines, self._buffer = (self._buffer + chunk).split(b"\n")
+        for line in lines:
+            self._heard(json.loads(line))
+
     def _heard(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if event.get("peak_bytes"):
@@ -240,7 +240,8 @@ class NotebookRun:
 
     def _conclude(self, *, killed: bool) -> None:
         assert self._process is not None
-        self._kill() if killed else self._process.wait()
+        if not killed:
+            self._process.wait()
         self._kill()
         status: int | None = self._process.returncode
         if killed:
@@ -252,49 +253,36 @@ class NotebookRun:
             return
         log = _tail(self._tmp[".log"])
         if status not in (0, 1, None) and self._error is None:
-            self._error = {
-                "kind": "runner",
-                "message": f"the executing process ended with status {status}",
-                "traceback": log,
-            }
+            message = f"the executing process ended with status {status}"
+            self._error = {"kind": "runner", "message": message, "traceback": log}
         found = verdict.judge(self._tmp[".ipynb"], status, self._error, limit_s=self.timeout_s)
-        self._finish(found, log)
-
-    def _finish(self, found: dict[str, Any], log: str | None) -> None:
-        if found["error"] and log and found["error"]["kind"] in ("kernel_died", "kernel_start", "runner"):
+        if log and found["error"] and found["error"]["kind"] in ("kernel_died", "kernel_start", "runner"):
             found["error"]["log"] = log
-        if self._attempt and self._process is not None:
-            readable = _is_json(self._tmp[".ipynb"])
-            for ending in (".ipynb", ".html"):
-                final, temporary = self._final(ending), self._tmp[ending]
-                if temporary.exists() and readable:
-                    os.replace(temporary, final)
-                else:
-                    final.unlink(missing_ok=True)
-            if readable and not self._final(".html").exists():
-                found["html_error"] = self._html_error or "the HTML export did not finish"
-            self._clean()
-        else:
-            for ending in (".ipynb", ".html"):
+        self._finish(found)
+
+    def _finish(self, found: dict[str, Any]) -> None:
+        readable = ".ipynb" in self._tmp and _is_json(self._tmp[".ipynb"])
+        for ending in (".ipynb", ".html"):
+            if readable and self._tmp[ending].exists():
+                os.replace(self._tmp[ending], self._final(ending))
+            else:
                 self._final(ending).unlink(missing_ok=True)
+        if readable and not self._final(".html").exists():
+            found["html_error"] = self._html_error or "the HTML export did not finish"
+        self._clean()
         self.outcome = self._outcome(found)
         write_json(self._final(".json"), self.outcome)
         self._emit({"event": "end", **self.outcome})
 
     def _outcome(self, found: dict[str, Any]) -> dict[str, Any]:
         return {
-            "slug": self.notebook.slug,
-            "group": self.notebook.group,
-            "title": title_of(self.notebook),
+            **nothing_run(self.notebook, self.params),
             "started": self._started,
             "seconds": round(time.monotonic() - self._began, 2),
             "peak_memory_bytes": self._peak,
             "code_cells": self._cells,
             "attempts": self._attempt,
-            "params": self.params,
             "fingerprint": self.fingerprint,
-            **verdict.nothing_shown(),
-            "html_error": None,
             **found,
         }
 
@@ -314,33 +302,39 @@ class NotebookRun:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        self._read_rest()
+        assert process.stdout is not None and process.stdin is not None
+        if not process.stdout.closed:  # the last events of a process that has ended: one may name the kernel
+            os.set_blocking(self.fileno(), False)
+            with contextlib.suppress(BlockingIOError):
+                self._hear(process.stdout.read() or b"")
         if self._kernel_pid is not None:
             with contextlib.suppress(OSError):
                 os.killpg(self._kernel_pid, signal.SIGKILL)
         for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-
-    def _read_rest(self) -> None:
-        """Hear the last events of a process that has ended: one may name the kernel."""
-        assert self._process is not None and self._process.stdout is not None
-        if self._process.stdout.closed:
-            return
-        os.set_blocking(self._process.stdout.fileno(), False)
-        with contextlib.suppress(BlockingIOError):
-            self._buffer += self._process.stdout.read() or b""
-        *lines, self._buffer = self._buffer.split(b"\n")
-        for line in lines:
-            self._heard(json.loads(line))
+            with contextlib.suppress(OSError):
+                pipe.close()
 
     def _clean(self) -> None:
-        if self._process is None:
-            return
         for path in self._tmp.values():
             path.unlink(missing_ok=True)
-        shutil.rmtree(self._sockets, ignore_errors=True)
+        if self._tmp:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+
+
+def nothing_run(notebook: Notebook, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an outcome says of a notebook that has not run; its ``status`` and ``error`` are still to come."""
+    return {
+        "slug": notebook.slug,
+        "group": notebook.group,
+        "title": title_of(notebook),
+        "seconds": 0.0,
+        "peak_memory_bytes": None,
+        "code_cells": None,
+        "attempts": 0,
+        "params": dict(params),
+        **verdict.nothing_shown(),
+        "html_error": None,
+    }
 
 
 def title_of(notebook: Notebook) -> str:

@@ -28,17 +28,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if self._stream.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-            from rich.progress import Progress as Bars
-
-            columns = (
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-            )
-            self._bars = Bars(*columns, console=Console(file=self._stream), transient=True)
+            self._bars = bars(self._stream, transient=True)
             self._bars.start()
             self._overall = self._bars.add_task("notebooks", total=self._total)
         return self
@@ -52,38 +42,44 @@ class Progress:
         slug, kind = event["slug"], event["event"]
         if kind == "end":
             self._done += 1
+        text = self._text(slug, kind, event)
         if self._bars is None:
-            self._line(slug, kind, event)
-            return
-        if kind == "start":
+            if text:
+                print(text, file=self._stream, flush=True)
+        elif kind == "start":
             self._tasks[slug] = self._bars.add_task(slug, total=None)
         elif kind == "cell" and slug in self._tasks:
             self._bars.update(self._tasks[slug], total=event["cells"], completed=(event["cell"] or 1) - 1)
         elif kind == "retry":
-            self._bars.console.print(f"{slug}: kernel did not start, once more: {event['message']}", markup=False)
+            self._bars.console.print(text, markup=False)
         elif kind == "end":
             if slug in self._tasks:
                 self._bars.remove_task(self._tasks.pop(slug))
-            self._bars.console.print(
-                self._end_text(event), style=WORDS[event["status"]][1], markup=False, highlight=False
-            )
+            self._bars.console.print(text, style=WORDS[event["status"]][1], markup=False, highlight=False)
             self._bars.advance(self._overall)
 
-    def _line(self, slug: str, kind: str, event: dict[str, Any]) -> None:
+    def _text(self, slug: str, kind: str, event: dict[str, Any]) -> str:
         if kind == "start":
-            text = f"{slug}: starts"
-        elif kind == "cell":
-            text = f"{slug}: cell {event['cell']}/{event['cells']}"
-        elif kind == "retry":
-            text = f"{slug}: kernel did not start, once more: {event['message']}"
-        elif kind == "end":
-            text = self._end_text(event)
-        else:
-            return
-        print(text, file=self._stream, flush=True)
+            return f"{slug}: starts"
+        if kind == "cell":
+            return f"{slug}: cell {event['cell']}/{event['cells']}"
+        if kind == "retry":
+            return f"{slug}: kernel did not start, once more: {event['message']}"
+        return f"[{self._done}/{self._total}] {describe_outcome(event)}" if kind == "end" else ""
 
-    def _end_text(self, outcome: dict[str, Any]) -> str:
-        return f"[{self._done}/{self._total}] " + describe_outcome(outcome)
+
+def bars(stream: TextIO, transient: bool = False) -> Any:
+    """Return progress bars of rich on `stream`, with what they stand for, how much is done and for how long."""
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+    )
+    return progress.Progress(*columns, console=Console(file=stream), transient=transient)
 
 
 def describe_outcome(outcome: dict[str, Any]) -> str:

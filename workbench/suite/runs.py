@@ -20,7 +20,7 @@ from workbench.core.record import tree_state
 from workbench.suite import verdict
 from workbench.suite.catalog import Notebook
 from workbench.suite.fingerprint import fingerprint, gpus
-from workbench.suite.process import DEFAULT_TIMEOUT_S, NotebookRun, OutputError, prepare_folder, title_of, write_json
+from workbench.suite.process import DEFAULT_TIMEOUT_S, NotebookRun, OutputError, nothing_run, prepare_folder, write_json
 from workbench.suite.progress import Progress
 
 FOLDER = "notebooks"
@@ -134,29 +134,22 @@ def _execute(
                     if measures and running:
                         break
                     waiting.pop(0)
-                    reason = skipped.get(notebook.slug)
-                    mark, done = (
-                        _previous(notebook, mine, folder, force)
-                        if reason is None
-                        else (None, _skip(notebook, mine, reason))
-                    )
+                    mark = None
+                    if notebook.slug in skipped:
+                        done = _skip(notebook, mine, skipped[notebook.slug])
+                    else:
+                        mark, done = _previous(notebook, mine, folder, force)
                     if done is not None:
                         outcomes[notebook.slug] = done
                         progress.event({"event": "end", **done})
                         continue
-                    run = NotebookRun(
-                        notebook,
-                        mine,
-                        folder,
-                        timeout_s,
-                        fingerprint=mark,
-                        back_link="../index.html",
-                        on_event=progress.event,
-                    )
+                    run = NotebookRun(notebook, mine, folder, timeout_s, fingerprint=mark,
+                                      back_link="../index.html", on_event=progress.event)  # fmt: skip
                     running.append(run)
                     run.start()
                     alone = measures
-                _wait(running)
+                if running and all(r.outcome is None for r in running):
+                    select.select(running, [], [], 0.25)
                 for run in [r for r in running if r.step(0)]:
                     running.remove(run)
                     outcomes[run.notebook.slug] = run.outcome or {}
@@ -166,15 +159,9 @@ def _execute(
             run.stop()
             outcomes[run.notebook.slug] = run.outcome or {}
     for notebook in waiting:
-        outcomes[notebook.slug] = _skip(notebook, params.get(notebook.slug, {}), "the run was stopped before it began")
-        outcomes[notebook.slug]["status"] = verdict.INTERRUPTED
+        mine, reason = params.get(notebook.slug, {}), "the run was stopped before it began"
+        outcomes[notebook.slug] = _skip(notebook, mine, reason, verdict.INTERRUPTED)
     return [outcomes[n.slug] for n in notebooks]
-
-
-def _wait(running: Sequence[NotebookRun]) -> None:
-    pending = [r for r in running if r.outcome is None]
-    if pending and len(pending) == len(running):
-        select.select(pending, [], [], 0.25)
 
 
 def _previous(
@@ -183,39 +170,21 @@ def _previous(
     """Return the fingerprint, and the outcome of an equal run that passed before."""
     try:
         mark = fingerprint(notebook, params)
-        if force:
-            return mark, None
-        outcome = json.loads((folder / f"{notebook.slug}.json").read_text(encoding="utf-8"))
-        whole = all((folder / (notebook.slug + ending)).is_file() for ending in (".ipynb", ".html"))
-        if (
-            whole
-            and outcome["fingerprint"] == mark
-            and outcome["status"] == verdict.PASSED
-            and not outcome["html_error"]
-        ):
-            return mark, {**outcome, "reused": True}
-    except FileNotFoundError:
-        return (mark, None) if notebook.path.is_file() else (None, None)
     except (OSError, ValueError, KeyError, TypeError):
         return None, None
-    return mark, None
+    if force or not all((folder / (notebook.slug + ending)).is_file() for ending in (".ipynb", ".html")):
+        return mark, None
+    try:
+        outcome = json.loads((folder / f"{notebook.slug}.json").read_text(encoding="utf-8"))
+        same = (outcome["fingerprint"], outcome["status"]) == (mark, verdict.PASSED) and not outcome["html_error"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return mark, None
+    return mark, {**outcome, "reused": True} if same else None
 
 
-def _skip(notebook: Notebook, params: Mapping[str, Any], reason: str) -> dict[str, Any]:
-    return {
-        "slug": notebook.slug,
-        "group": notebook.group,
-        "title": title_of(notebook),
-        "status": verdict.SKIPPED,
-        "seconds": 0.0,
-        "peak_memory_bytes": None,
-        "code_cells": None,
-        "attempts": 0,
-        "params": dict(params),
-        **verdict.nothing_shown(),
-        "html_error": None,
-        "error": {"kind": "skipped", "message": reason, "cell": None, "excerpt": ""},
-    }
+def _skip(notebook: Notebook, params: Mapping[str, Any], reason: str, status: str = verdict.SKIPPED) -> dict[str, Any]:
+    error = {"kind": "skipped", "message": reason, "cell": None, "excerpt": ""}
+    return {**nothing_run(notebook, params), "status": status, "error": error}
 
 
 @contextlib.contextmanager
@@ -231,14 +200,9 @@ def _lock(out: Path) -> Iterator[None]:
         file.truncate()
         file.write(str(os.getpid()))
         file.flush()
-        _remove_leftovers(out / FOLDER)
+        for path in (out / FOLDER).glob(".*.running-*"):  # of a run that was killed outright
+            path.unlink(missing_ok=True)
         yield
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove temporary files of a run that was killed outright."""
-    for path in folder.glob(".*.running-*"):
-        path.unlink(missing_ok=True)
 
 
 class _Signals:

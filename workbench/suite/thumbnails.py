@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def draw(notebooks: Sequence[Path], timeout_s: float | None = None) -> dict[str,
     A picture that is newer than its notebook stays.
     """
     missing: dict[str, str] = {}
-    wanted = []
+    wanted: dict[Path, Any] = {}
     for notebook in notebooks:
         picture = picture_of(notebook)
         if picture and picture.stat().st_mtime >= notebook.stat().st_mtime:
@@ -48,7 +48,7 @@ def draw(notebooks: Sequence[Path], timeout_s: float | None = None) -> dict[str,
         elif isinstance(figure, bytes):
             replace_file(notebook.with_suffix(".png"), figure)
         else:
-            wanted.append({"slug": notebook.stem, "figure": figure, "path": str(notebook.with_suffix(".webp"))})
+            wanted[notebook.with_suffix(".webp")] = figure
     return missing | _draw_in_process(wanted, timeout_s or 40 + 5 * len(wanted))
 
 
@@ -74,35 +74,30 @@ def main_figure(notebook: Path) -> dict[str, Any] | bytes | None:
     return None
 
 
-def _draw_in_process(wanted: list[dict[str, Any]], timeout_s: float) -> dict[str, str]:
+def _draw_in_process(wanted: Mapping[Path, Any], timeout_s: float) -> dict[str, str]:
     if not wanted:
         return {}
-    profile = tempfile.TemporaryDirectory(prefix="wb-pictures-", ignore_cleanup_errors=True)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "workbench.suite.thumbnails"],
-        env={**os.environ, "TMPDIR": profile.name},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        answer, _ = process.communicate(json.dumps(wanted).encode(), timeout=timeout_s)
-        reasons = dict(json.loads(line) for line in answer.splitlines())
-    except subprocess.TimeoutExpired:
-        reasons = {
-            w["slug"]: f"drawing took more than {timeout_s:g} s" for w in wanted if not Path(w["path"]).is_file()
-        }
-    except ValueError:
-        reasons = {}
-    finally:
-        _end(process)
-        profile.cleanup()
-    return reasons | {
-        w["slug"]: "the drawing process ended early"
-        for w in wanted
-        if w["slug"] not in reasons and not Path(w["path"]).is_file()
-    }
+    with tempfile.TemporaryDirectory(prefix="wb-pictures-", ignore_cleanup_errors=True) as profile:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "workbench.suite.thumbnails"],
+            env={**os.environ, "TMPDIR": profile},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        reasons, otherwise = {}, "the drawing process ended early"
+        try:
+            job = json.dumps({str(path): figure for path, figure in wanted.items()})
+            answer, _ = process.communicate(job.encode(), timeout=timeout_s)
+            reasons = dict(json.loads(line) for line in answer.splitlines())
+        except subprocess.TimeoutExpired:
+            otherwise = f"drawing took more than {timeout_s:g} s"
+        except ValueError:
+            pass
+        finally:
+            _end(process)
+    return {path.stem: reasons.get(path.stem, otherwise) for path in wanted if not path.is_file()}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -120,42 +115,40 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> int:
-    """Draw the figures that stdin lists; print one JSON pair (slug, reason) for each that failed."""
+    """Draw the figures that stdin holds by path; print one JSON pair (slug, reason) for each that failed."""
     import asyncio
 
-    wanted = json.load(sys.stdin)
+    wanted = {Path(path): figure for path, figure in json.load(sys.stdin).items()}
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def say(slug: str, reason: str) -> None:
-        print(json.dumps([slug, reason]), file=answers, flush=True)
+    def say(path: Path, error: Exception) -> None:
+        print(json.dumps([path.stem, _why(error)]), file=answers, flush=True)
 
     try:
         asyncio.run(_draw_all(wanted, say))
     except Exception as error:
-        for w in wanted:
-            if not Path(w["path"]).is_file():
-                say(w["slug"], _why(error))
+        for path in wanted:
+            say(path, error)
     return 0
 
 
-async def _draw_all(wanted: list[dict[str, Any]], say: Callable[[str, str], None]) -> None:
+async def _draw_all(wanted: Mapping[Path, Any], say: Callable[[Path, Exception], None]) -> None:
     import kaleido
 
     # not kaleido's own synchronous server: it waits for ever where there is no browser
     async with kaleido.Kaleido(n=1) as browser:
-        for w in wanted:
-            layout = w["figure"].get("layout", {})
+        for path, drawn in wanted.items():
+            layout = drawn.get("layout", {})
             width, height = layout.get("width") or WIDTH, layout.get("height") or 430
             options: Any = {"format": "webp", "width": width, "height": height, "scale": min(2.0, WIDTH / width)}
-            path = Path(w["path"])
             try:
                 # The light one last: it is what says that the pictures are there.
                 for theme, target in (("dark", dark_of(path)), ("light", path)):
-                    figure: Any = themed(w["figure"], THEMES[theme])
+                    figure: Any = themed(drawn, THEMES[theme])
                     replace_file(target, await browser.calc_fig(figure, opts=options))
             except Exception as error:
-                say(w["slug"], _why(error))
+                say(path, error)
 
 
 def _why(error: Exception) -> str:
