@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,19 +33,13 @@ class SweepExplorerParams(Params):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResult(Result):
-    """A sweep's rows; the badge says where the runs' numbers come from.
-
-    Attributes:
-        summary: as of `workbench.views.sweep.load_sweep`.
-    """
-
-    summary: Mapping[str, Any] = field(default_factory=dict)
+    """A sweep's rows; `origin` is its summary as `workbench.views.sweep.load_sweep` reads it."""
 
     @property
     def badge(self) -> str:
         """Number of runs, and the badges that they carry."""
-        badges = sorted({r.get("badge") or "no result" for r in self.summary["runs"]})
-        return f"sweep of {self.summary['slug']}, {len(self.summary['runs'])} runs: {'; '.join(badges)}"
+        badges = sorted({r.get("badge") or "no result" for r in self.origin["runs"]})
+        return f"sweep of {self.origin['slug']}, {len(self.origin['runs'])} runs: {'; '.join(badges)}"
 
     def with_params(self, **changes: Any) -> Result:
         """Return the result for other axes, or another folder."""
@@ -71,7 +64,7 @@ class SweepExperiment(Experiment):
             params=values,
             source="model" if modelled else "recorded",
             tables={"table": tidy(summary)},
-            summary=summary,
+            origin=summary,
         )
 
 
@@ -97,19 +90,17 @@ def draw(result: Result) -> go.Figure:
     """Draw the chosen columns."""
     from workbench.views.sweep import compare
 
-    assert isinstance(result, SweepResult)
     p = result.params
     asked = {"x": p.x, "y": p.y, "colour": p.colour}
     preset = {} if p.folder else EXAMPLE_AXES
-    return compare(result.summary, **{name: value or preset.get(name) for name, value in asked.items()})
+    return compare(result.origin, **{name: value or preset.get(name) for name, value in asked.items()})
 
 
 def checks(result: Result) -> list[Check]:
     """The sweep is whole; the example shows what a capacity bound does under skew."""
     import polars as pl
 
-    assert isinstance(result, SweepResult)
-    runs = result.summary["runs"]
+    runs = result.origin["runs"]
     different = {repr(sorted(r["params"].items())) for r in runs}
     done = [r for r in runs if r["status"] in ("passed", "claim_failed")]
     found = [

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from workbench.core.files import replace_file
+from workbench.suite.pages import plotly_script, raw, rendered
 from workbench.views.contrast import THEMES, text_changes
 from workbench.widgets.timeline import STATIC
 
@@ -47,7 +48,6 @@ def to_html(
     Raises:
         ValueError: the file is not a notebook; the message says why.
     """
-    import jinja2
     import nbformat
 
     source, target = Path(executed_ipynb), Path(out_html)
@@ -61,18 +61,17 @@ def to_html(
     target.parent.mkdir(parents=True, exist_ok=True)
     plotly = None
     if page.figures:
-        plotly = _relative(_copy_plotly(assets), target.parent)
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-    template = environment.from_string((STATIC / "page.html.j2").read_text(encoding="utf-8"))
-    text = template.render(
+        plotly = _relative(plotly_script(assets), target.parent)
+    text = rendered(
+        "page",
         title=page.title(source.stem),
         back_link=back_link,
-        style=_raw(_static("page.css") + _highlight_css()),
-        styles=[_raw(css) for css in page.styles.values()],
+        style=raw(_static("page.css") + _highlight_css()),
+        styles=[raw(css) for css in page.styles.values()],
         plotly=plotly,
         cells=cells,
-        state=_raw(_script_json({"models": page.models, "scripts": page.scripts, "figures": page.figures})),
-        script=_raw(_static("offline.js")),
+        state=raw(_script_json({"models": page.models, "scripts": page.scripts, "figures": page.figures})),
+        script=raw(_static("offline.js")),
     )
     replace_file(target, text.encode("utf-8", "replace"))
     return target
@@ -82,27 +81,9 @@ def _static(name: str) -> str:
     return (STATIC / name).read_text(encoding="utf-8")
 
 
-def _raw(text: str) -> Any:
-    import markupsafe
-
-    return markupsafe.Markup(text)
-
-
 def _script_json(value: Any) -> str:
     """Return JSON that cannot end the script element it stands in, whatever names it holds."""
     return json.dumps(value, allow_nan=False, default=str).replace("<", "\\u003c")
-
-
-def _copy_plotly(assets: Path) -> Path:
-    import plotly
-
-    script = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-    target = assets / "plotly.min.js"
-    if target.exists() and target.stat().st_size == script.stat().st_size:
-        return target
-    assets.mkdir(parents=True, exist_ok=True)
-    replace_file(target, script.read_bytes())
-    return target
 
 
 def _relative(path: Path, start: Path) -> str:
@@ -147,9 +128,9 @@ class _Page:
 
     def cell(self, cell: Any) -> dict[str, Any]:
         if cell.cell_type == "markdown":
-            return {"kind": "text", "html": _raw(_markdown(cell.source))}
+            return {"kind": "text", "html": raw(_markdown(cell.source))}
         if cell.cell_type != "code":
-            return {"kind": "text", "html": _raw(f"<pre>{html.escape(cell.source)}</pre>")}
+            return {"kind": "text", "html": raw(f"<pre>{html.escape(cell.source)}</pre>")}
         tags = cell.metadata.get("tags", [])
         label = "Parameters" if "parameters" in tags else "Code"
         if "injected-parameters" in tags:
@@ -158,10 +139,10 @@ class _Page:
         views = [o["data"][WIDGET].get("model_id") for o in shown if WIDGET in o.get("data", {})]
         if any(view in self.saved for view in views):
             shown = [o for o in shown if not o.get("metadata", {}).get("workbench_stands_in")]
-        outputs = [_raw(text) for output in shown if (text := self.output(output))]
+        outputs = [raw(text) for output in shown if (text := self.output(output))]
         return {
             "kind": "run",
-            "source": _raw(_code(cell.source)) if cell.source else "",
+            "source": raw(_code(cell.source)) if cell.source else "",
             "label": label,
             "outputs": outputs,
         }

@@ -10,17 +10,14 @@ from typing import Any
 from workbench.core.colours import SOURCE_COLOURS
 from workbench.core.files import replace_file
 from workbench.core.record import counted
+from workbench.suite.catalog import GROUPS
+from workbench.suite.index import HEADINGS
+from workbench.suite.pages import FOLDER, rendered
+from workbench.suite.thumbnails import dark_of, draw, picture_of
 from workbench.suite.verdict import STANDINGS, standing
 
 ORDER = ("failed", "claim_failed", "interrupted", "passed", "skipped")
-LABELS = {
-    "failed": "failed",
-    "claim_failed": "claim failed",
-    "interrupted": "interrupted",
-    "skipped": "skipped",
-    "passed": "passed",
-}
-FOLDER = "notebooks"
+LABELS = {status: status.replace("_", " ") for status in ORDER}
 
 
 def write_page(out: Path, summary: Mapping[str, Any], *, thumbnails: bool = True) -> Path:
@@ -31,8 +28,6 @@ def write_page(out: Path, summary: Mapping[str, Any], *, thumbnails: bool = True
         summary: contents of ``run.json``.
         thumbnails: draw the main figures that have no picture yet.
     """
-    from workbench.suite.thumbnails import draw
-
     executed = [out / FOLDER / f"{o['slug']}.ipynb" for o in summary["notebooks"] if o["attempts"]]
     executed = [p for p in executed if p.is_file()]
     reasons = draw(executed) if thumbnails else {}
@@ -43,19 +38,11 @@ def write_page(out: Path, summary: Mapping[str, Any], *, thumbnails: bool = True
 
 def render(out: Path, summary: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
     """Return the page's HTML; every string of a notebook is escaped."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"duration": duration, "mib": mib, "figure": figure_text, "machine": machine_text}
     cards = [_card(out, o, reasons) for o in summary["notebooks"]]
     no_result = [c for c in cards if c["status"] in ("failed", "interrupted", "skipped")]
-    return environment.get_template("report.html.j2").render(
+    return rendered(
+        "report",
+        {"duration": duration, "mib": mib, "figure": figure_text, "machine": machine_text},
         run=summary,
         cards=cards,
         sections=_sections(cards),
@@ -73,15 +60,12 @@ def render(out: Path, summary: Mapping[str, Any], reasons: Mapping[str, str]) ->
 
 def _sections(cards: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the cards under the headings of the notebook index, in its order."""
-    from workbench.suite.catalog import GROUPS
-    from workbench.suite.index import HEADINGS
-
     found = {card["group"] for card in cards}
     sections = []
     for group in (*(g for g in GROUPS if g in found), *sorted(found - set(GROUPS))):
         mine = [card for card in cards if card["group"] == group]
-        sections.append({"id": f"section-{group}", "heading": HEADINGS.get(group, group), "cards": mine,
-                         "standings": _standings(mine)})  # fmt: skip
+        heading = HEADINGS.get(group, group)
+        sections.append({"id": f"section-{group}", "heading": heading, "cards": mine, "standings": _standings(mine)})
     return sections
 
 
@@ -91,8 +75,6 @@ def _standings(cards: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _card(out: Path, outcome: Mapping[str, Any], reasons: Mapping[str, str]) -> dict[str, Any]:
-    from workbench.suite.thumbnails import dark_of, picture_of
-
     slug = outcome["slug"]
     notebook = out / FOLDER / f"{slug}.ipynb"
     ran = outcome["attempts"] > 0 and outcome["status"] != "interrupted"

@@ -20,10 +20,9 @@ from workbench.core.record import tree_state
 from workbench.suite import verdict
 from workbench.suite.catalog import Notebook
 from workbench.suite.fingerprint import fingerprint, gpus
+from workbench.suite.pages import FOLDER
 from workbench.suite.process import DEFAULT_TIMEOUT_S, NotebookRun, OutputError, nothing_run, prepare_folder, write_json
 from workbench.suite.progress import Progress
-
-FOLDER = "notebooks"
 
 
 def run_suite(

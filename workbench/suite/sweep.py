@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.core.experiment import RESULT_MIME
 from workbench.core.files import replace_file
 from workbench.suite.catalog import Notebook
 from workbench.suite.fingerprint import code_hash, fingerprint
+from workbench.suite.pages import plotly_script, raw, rendered
 from workbench.suite.process import prepare_folder, run_one, write_json
+from workbench.suite.verdict import cells_of, results_of
 from workbench.views.contrast import THEMES
 from workbench.views.sweep import compare, tidy
 
@@ -62,8 +63,7 @@ def run_task(
     temporary = Path(root) / RUNS / f".{mark[:16]}-{uuid.uuid4().hex[:8]}"
     try:
         outcome = run_one(notebook, params, temporary, timeout_s, fingerprint=mark)
-        slug = Path(notebook).stem
-        outcome |= {"rows": rows_of(temporary / f"{slug}.ipynb")}
+        outcome["rows"] = rows_of(temporary / Path(notebook).name)
         write_json(temporary / "outcome.json", outcome)
         if outcome["status"] in FINISHED:
             try:
@@ -97,15 +97,8 @@ def finished(folder: Path) -> dict[str, Any] | None:
 
 def rows_of(executed: Path) -> list[dict[str, Any]]:
     """Return the table rows that an executed notebook reported."""
-    try:
-        cells = json.loads(executed.read_text(encoding="utf-8"))["cells"]
-    except (OSError, ValueError, KeyError):
-        return []
-    found: list[dict[str, Any]] = []
-    for cell in cells:
-        for output in cell.get("outputs", []):
-            found = output.get("data", {}).get(RESULT_MIME, {}).get("table", found)
-    return found
+    tables = [result["table"] for result in results_of(cells_of(executed) or []) if "table" in result]
+    return tables[-1] if tables else []
 
 
 @contextlib.contextmanager
@@ -134,18 +127,11 @@ def cluster(address: str | None, workers: int, gpus: int) -> Iterator[Any]:
         return
     _remove_folders_of_the_dead()
     local = tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")
-    specification = {
-        i: {
-            "cls": Nanny,
-            "options": {
-                "nthreads": 1,
-                "local_directory": local,
-                "resources": {"GPU": 1} if i < gpus else {},
-                "env": {"CUDA_VISIBLE_DEVICES": str(i)} if i < gpus else {},
-            },
-        }
-        for i in range(max(workers, gpus))
-    }
+    options = {"nthreads": 1, "local_directory": local, "resources": {}, "env": {}}
+    specification = {i: {"cls": Nanny, "options": options} for i in range(max(workers, gpus))}
+    for i in range(gpus):
+        own = {"resources": {"GPU": 1}, "env": {"CUDA_VISIBLE_DEVICES": str(i)}}
+        specification[i] = {"cls": Nanny, "options": options | own}
     # A worker that dies takes nothing with it but its own run; the scheduler must not give a point up too soon.
     dask.config.set({"distributed.scheduler.allowed-failures": DEATHS_ALLOWED, "distributed.worker.daemon": False})
     scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}}
@@ -288,21 +274,11 @@ def _remove_leftovers(out: Path, marks: Sequence[str]) -> None:
 
 def write_page(summary: Mapping[str, Any], out: Path) -> None:
     """Write ``index.html``: the comparison figure, and each run with its parameters, claims and executed notebook."""
-    import jinja2
-    from plotly.offline import get_plotlyjs
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("workbench.suite", "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     figure = compare(summary).to_html(
         full_html=False,
         include_plotlyjs="directory",
         post_script="Plotly.relayout('{plot_id}', {'font.color': matchMedia('(prefers-color-scheme: dark)').matches"
         f" ? '{THEMES['dark'].ink}' : '{THEMES['light'].ink}'}});",
     )
-    if not (out / "plotly.min.js").is_file():
-        replace_file(out / "plotly.min.js", get_plotlyjs())
-    replace_file(out / "index.html", environment.get_template("sweep.html.j2").render(summary=summary, figure=figure))
+    plotly_script(out)
+    replace_file(out / "index.html", rendered("sweep", summary=summary, figure=raw(figure)))

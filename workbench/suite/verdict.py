@@ -39,12 +39,8 @@ def judge(executed: Path, exit_status: int | None, error: dict[str, Any] | None,
         limit_s: the time limit, for messages.
     """
     verdict: dict[str, Any] = {"status": FAILED, **nothing_shown(), "error": None}
-    try:
-        content = json.loads(executed.read_bytes())
-        cells = content["cells"]
-    except (OSError, ValueError, KeyError):
-        cells = None
-    results = _results(cells or [])
+    cells = cells_of(executed)
+    results = results_of(cells or [])
     if results:
         verdict |= {k: results[0].get(k) for k in ("source", "recording", "badge")}
         verdict["checks"] = [c for r in results for c in r.get("checks", [])]
@@ -102,7 +98,15 @@ def _are_checks(checks: Any) -> bool:
     )
 
 
-def _results(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def cells_of(executed: Path) -> list[dict[str, Any]] | None:
+    """Return the cells of an executed notebook; None where it is missing or cut off."""
+    try:
+        return json.loads(executed.read_bytes())["cells"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def results_of(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the machine-readable results among the outputs, in order."""
     outputs = (o for c in cells if c.get("cell_type") == "code" for o in c.get("outputs", []))
     found = [o["data"][RESULT_MIME] for o in outputs if isinstance(o.get("data"), dict) and RESULT_MIME in o["data"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ipywidgets as widgets
@@ -17,7 +17,12 @@ QUIET_S = 0.15  # a drag sends many values; only the one the reader rests on is 
 
 
 def explore(
-    what: Experiment | Result, *, only: Sequence[str] | None = None, source: str = "auto", **start: Any
+    what: Experiment | Result,
+    *,
+    only: Sequence[str] | None = None,
+    choices: Mapping[str, Sequence[Any]] | None = None,
+    source: str = "auto",
+    **start: Any,
 ) -> widgets.VBox:
     """Return sliders for bounded parameters above a figure and its checks.
 
@@ -25,6 +30,7 @@ def explore(
         what: an experiment, run anew at each change; or a result, whose table is kept where it was measured or
             recorded and only drawn and checked anew.
         only: names of the parameters that get a control; all bounded ones when None.
+        choices: values of parameters that only this result bounds; each of them gets a menu.
         source: where an experiment's table comes from, see `Experiment.run`.
         **start: an experiment's first values; the others keep their defaults.
 
@@ -32,7 +38,7 @@ def explore(
         ValueError: an unknown parameter or a value outside its bounds.
     """
     result = what if isinstance(what, Result) else what.run(source=source, **start)
-    return Explorer(result, only).view
+    return Explorer(result, only, choices or {}).view
 
 
 class Explorer:
@@ -44,7 +50,7 @@ class Explorer:
         view: the widget to display.
     """
 
-    def __init__(self, result: Result, only: Sequence[str] | None = None) -> None:
+    def __init__(self, result: Result, only: Sequence[str] | None, choices: Mapping[str, Sequence[Any]]) -> None:
         self.first = result
         params = result.experiment.params
         names = [f.name for f in dataclasses.fields(params)]
@@ -55,7 +61,7 @@ class Explorer:
         for f in dataclasses.fields(params):
             if only is not None and f.name not in only:
                 continue
-            control = _control(f, getattr(result.params, f.name), hints[f.name])
+            control = _control(f, getattr(result.params, f.name), hints[f.name], choices.get(f.name))
             if control is not None:
                 control.observe(self._changed, names="value")
                 self.controls[f.name] = control
@@ -116,9 +122,9 @@ class Explorer:
             control.value = defaults[name]
 
 
-def _control(f: dataclasses.Field[Any], value: Any, hint: Any) -> Any:
-    """Return a control for a field, None where its metadata give no bounds or choices."""
-    meta = f.metadata
+def _control(f: dataclasses.Field[Any], value: Any, hint: Any, choices: Sequence[Any] | None) -> Any:
+    """Return a control for a field, None where neither its metadata nor `choices` bound it."""
+    meta = f.metadata if choices is None else {**f.metadata, "choices": choices}
     look = {
         "description": f.name.replace("_", " "),
         "style": {"description_width": "12em"},
