@@ -71,7 +71,7 @@ def test_a_capture_calls_as_often_as_the_verdict_says(monkeypatch, steps, warmup
 
     monkeypatch.setattr(capture, "require_gpu", lambda _: None)
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
-    monkeypatch.setattr(capture, "Recording", lambda path, stacks: contextlib.nullcontext(SimpleNamespace(path=path)))
+    monkeypatch.setattr(capture, "Profile", lambda path, stacks: contextlib.nullcontext(SimpleNamespace(path=path)))
     made = []
     capture.capture(lambda: made.append(1), "x.json", steps=steps, warmup=warmup)
     assert len(made) == capture.calls(steps, warmup)

@@ -9,7 +9,7 @@ import pytest
 
 import workbench
 from workbench.core.experiment import Result
-from workbench.models.headroom import device_headroom, idle_total
+from workbench.models.headroom import busy_window, device_headroom, idle_intervals
 from workbench.models.submission import program_from_json, simulate
 
 SLUGS = ("fig29_running_dry", "fig30_submission_headroom", "fig31_blocks_ahead", "fig33_where_it_waits")
@@ -147,4 +147,5 @@ def test_headroom_of_figure_30_by_hand() -> None:
     timeline = simulate(program)
     curve = device_headroom(timeline)
     assert curve.at([0.5, 1.5, 3.5, 9.0, 9.5]) == pytest.approx([2.0, 5.0, 3.7, 0.0, 0.7], abs=1e-9)
-    assert idle_total(timeline) == pytest.approx(0.9, abs=1e-9)
+    gaps = idle_intervals(timeline, 0, busy_window(timeline))
+    assert (gaps[:, 1] - gaps[:, 0]).sum() == pytest.approx(0.9, abs=1e-9)

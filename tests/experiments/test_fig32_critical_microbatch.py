@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -278,7 +279,7 @@ def test_measuring_visits_every_region_and_keeps_its_rows_whatever_the_compiler_
     device = Device(monkeypatch)
     monkeypatch.setattr(blocks, "Layers", lambda experts, gemm, router_mode: PretendedLayers(device, broken))
     monkeypatch.setattr(blocks, "activation_bytes", lambda region: 1000)
-    monkeypatch.setattr(timing, "capture", lambda calls, warmup: type("Graph", (), {"replay": staticmethod(calls[0])}))
+    monkeypatch.setattr(timing, "captured_graph", lambda calls, warmup: SimpleNamespace(replay=calls[0]))
     monkeypatch.setattr("torch.compile", lambda layer, dynamic: f"compiled {layer}")
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
     monkeypatch.setattr(fig32, "_in_own_process", lambda function, *args: function(*args))

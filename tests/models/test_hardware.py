@@ -30,11 +30,6 @@ def test_unknown_gpu_raises(name):
         find_gpu(name)
 
 
-def test_ridge_of_h200():
-    assert GPUS["H200"].ridge_flop_per_byte == pytest.approx(989.4e12 / 4.8e12)
-    assert GPUS["H200"].ridge_flop_per_byte < GPUS["H100"].ridge_flop_per_byte
-
-
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda g: g.name)
 def test_fp8_is_twice_bf16(gpu):
     assert gpu.fp8_TFLOPs == pytest.approx(2 * gpu.bf16_TFLOPs, rel=1e-3)

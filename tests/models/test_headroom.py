@@ -13,11 +13,9 @@ from workbench.models.headroom import (
     device_headroom,
     headroom_at,
     idle_intervals,
-    idle_total,
     queued_blocks,
     readouts,
     stream_headroom,
-    wait_total,
 )
 from workbench.models.submission import HostWait, HostWork, Op, Program, RangePop, RangePush, Submit, simulate
 
@@ -37,7 +35,6 @@ def test_curve_by_hand() -> None:
     assert x[:4].tolist() == [0, 0, 1, 1] and y[:4].tolist() == [0, 0, 0, 2]
     assert idle_intervals(timeline).tolist() == [[0, 1], [5, 7]]
     assert busy_window(timeline) == (1, 8)
-    assert idle_total(timeline) == 2
 
 
 def test_lead_is_there_at_time_zero() -> None:
@@ -96,7 +93,6 @@ def test_readouts_by_hand() -> None:
     assert idle["gpu"] == {"0": {"kind": "idle", "next": 1, "reason": "submission"}}
     assert readouts(timeline, 7)["queued_ops"] == 1
     assert readouts(timeline, 99)["cpu"] == {"0": {"kind": "done"}}
-    assert wait_total(timeline) == 4
 
 
 def test_idle_for_a_dependency_is_not_blamed_on_submission() -> None:

@@ -91,25 +91,6 @@ def test_bad_program_is_named(name: str) -> None:
         simulate(program)
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ([], "schema 1, got 'list'"),
-        ({"schema": 2}, "schema 1, got 2"),
-        ({"schema": 1, "stepz": []}, "unknown fields"),
-        ({"schema": 1, "steps": {}}, "steps: expected a list"),
-        ({"schema": 1, "steps": [{"kind": "jump"}]}, "step 0: expected a kind among .*, got 'jump'"),
-        ({"schema": 1, "steps": [{"kind": "work", "label": "w"}]}, "step 0: .*cost"),
-        ({"schema": 1, "steps": [{"kind": "work", "label": 3, "cost": 1}]}, "step 0, label: expected a string"),
-        ({"schema": 1, "steps": [{"kind": "work", "label": "w", "cost": 1, "price": 1}]}, r"\['price'\] for HostWork"),
-        ({"schema": 1, "lead": [{"label": "l", "duration": 1, "stream": "0"}]}, "stream: expected an integer"),
-    ],
-)
-def test_bad_json_is_named(data: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        program_from_json(data)
-
-
 def test_columns_refuse_wrong_lengths_and_later_dependencies() -> None:
     base = simulate(Program((one("a", 1, 1), one("b", 1, 1)))).columns
     fields = {k: v for k, v in base.__dict__.items() if k != "op_step"}

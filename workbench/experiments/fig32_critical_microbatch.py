@@ -74,10 +74,10 @@ def measure(params: CriticalMicrobatchParams, recorder: Any) -> list[dict[str, A
     import torch
 
     from workbench.measure.blocks import LAYERS, PASSES, Layers
-    from workbench.measure.critical import Sweep
+    from workbench.measure.critical import SizeSweep
     from workbench.measure.regions import spin_cycles_per_us
 
-    sweep = Sweep(spin_cycles_per_us())
+    sweep = SizeSweep(spin_cycles_per_us())
     _protocol(recorder, params.repeats, sweep.per_us)
     recorder.set("precision", parameter="bfloat16", activation="bfloat16", accumulation="float32")
     recorder.set("topology", nodes=1, gpus=1, ep_mp=1)
@@ -127,7 +127,7 @@ def _protocol(recorder: Any, repeats: int, per_us: float) -> None:
 def _measure_one(params: Any, sweep: Any, layers: Any, tokens: int, layer: str, passes: str) -> None:
     from workbench.measure.blocks import activation_bytes
     from workbench.measure.critical import Key
-    from workbench.measure.timing import capture
+    from workbench.measure.timing import captured_graph
 
     key, region, large = Key(layer, passes, "eager", tokens), layers.region(layer, passes, tokens), tokens > LARGE
     first = key not in sweep.notes
@@ -140,7 +140,7 @@ def _measure_one(params: Any, sweep: Any, layers: Any, tokens: int, layer: str, 
     sweep.note(key, activation_bytes=activation_bytes(region), waits=waits)
     # The host reads a value inside the synchronized layer, which a capture refuses.
     if not waits:
-        graph = capture([region.call], warmup=1)
+        graph = captured_graph([region.call], warmup=1)
         sweep.add(Key(layer, passes, "replay", tokens), graph.replay, max(4, params.repeats // ROUNDS))
 
 
@@ -166,9 +166,9 @@ def _measure_compiled(params: Any, layer: str, per_us: float) -> tuple[str, Any]
     from torch._dynamo.utils import counters
 
     from workbench.measure.blocks import PASSES, Layers
-    from workbench.measure.critical import Key, Sweep
+    from workbench.measure.critical import Key, SizeSweep
 
-    sweep, layers = Sweep(per_us), Layers(params.experts, None, router_mode="learned")
+    sweep, layers = SizeSweep(per_us), Layers(params.experts, None, router_mode="learned")
     counters.clear()
     module = torch.compile(layers.layers[layer], dynamic=True)
     each = max(2, params.repeats // ROUNDS)
@@ -357,11 +357,11 @@ def critical_microbatch(
     import torch
 
     from workbench.core.record import Recorder
-    from workbench.measure.critical import Key, Sweep
+    from workbench.measure.critical import Key, SizeSweep
     from workbench.measure.regions import spin_cycles_per_us
-    from workbench.measure.timing import capture
+    from workbench.measure.timing import captured_graph
 
-    sweep = Sweep(spin_cycles_per_us())
+    sweep = SizeSweep(spin_cycles_per_us())
     for turn in range(ROUNDS):
         for size in asked:
             for name, make in named.items():
@@ -375,7 +375,7 @@ def critical_microbatch(
                     sweep.add_idle(key, call, batch=4)
                     sweep.note(key, waits=False)
                 if turn == 0 and replay:
-                    graph = capture([call], warmup=1)
+                    graph = captured_graph([call], warmup=1)
                     sweep.add(Key(name, "", "replay", size), graph.replay, repeats // ROUNDS)
     params = CriticalMicrobatchParams(replay=replay)
     recorder = Recorder(EXPERIMENT.slug, {})

@@ -27,7 +27,7 @@ class Key:
 
 
 @dataclass
-class Sweep:
+class SizeSweep:
     """Samples of every key, and what else is known about it.
 
     Attributes:
@@ -71,7 +71,7 @@ class Sweep:
         """Keep further columns of a key that was measured."""
         self.notes[key].update(values)
 
-    def extend(self, other: Sweep) -> None:
+    def extend(self, other: SizeSweep) -> None:
         """Add the rounds of another sweep; of a key that both have, this one's further columns stay."""
         for key, notes in other.notes.items():
             self.submit_us.setdefault(key, []).extend(other.submit_us[key])

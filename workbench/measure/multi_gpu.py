@@ -326,16 +326,16 @@ def critical(r: Rank) -> None:
     import torch
 
     from workbench.measure.blocks import PASSES, Layers
-    from workbench.measure.critical import Key, Sweep
+    from workbench.measure.critical import Key, SizeSweep
     from workbench.measure.regions import measure_region, spin_cycles_per_us
 
     o = r.options
     sizes = (8, 16, 32) if o.small else o.critical_tokens
     if r.cuda:
         measure: Callable[..., Any] = functools.partial(measure_region, align=r.transport.barrier)
-        sweep = Sweep(spin_cycles_per_us(), measure)
+        sweep = SizeSweep(spin_cycles_per_us(), measure)
     else:
-        sweep = Sweep(1.0, functools.partial(_host_region, r))
+        sweep = SizeSweep(1.0, functools.partial(_host_region, r))
     layers_of = Layers(r.experts, None, transport=r.transport, router_mode="learned", small=o.small)
     for _ in range(CRITICAL_ROUNDS):
         for tokens in sizes:

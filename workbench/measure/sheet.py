@@ -61,7 +61,7 @@ def dense_rate_TFLOPs(size: int = 8192) -> float:
 def measure_sheet(cases: Sequence[Case], params: OpSheetParams, recorder: Any) -> list[dict[str, Any]]:
     """Time all cases in interleaved rounds and record one row each."""
     from workbench.measure.timing import (
-        capture,
+        captured_graph,
         copy_bandwidth_GBps,
         eager_device_us,
         interleaved,
@@ -90,7 +90,7 @@ def measure_sheet(cases: Sequence[Case], params: OpSheetParams, recorder: Any) -
         if case.waits:
             runs[name] = (case, case.call, 1)
         else:
-            runs[name] = (case, capture([case.call] * case.copies, warmup=1).replay, case.copies)
+            runs[name] = (case, captured_graph([case.call] * case.copies, warmup=1).replay, case.copies)
     times = interleaved(
         {name: run for name, (_, run, _) in runs.items()},
         rounds=ROUNDS,

@@ -78,7 +78,7 @@ def launch_calls() -> list[tuple[str, int, Callable[[], Any]]]:
     import torch
     from moe_kernels.swiglu import swiglu
 
-    from workbench.measure.timing import capture
+    from workbench.measure.timing import captured_graph
 
     x, y = torch.randn(4096, device="cuda"), torch.randn(4096, device="cuda")
     a, b = (torch.randn(256, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -87,7 +87,7 @@ def launch_calls() -> list[tuple[str, int, Callable[[], Any]]]:
     half = torch.empty(256, 128, device="cuda", dtype=torch.bfloat16)
     pinned = torch.empty(4096, pin_memory=True)
     event, stream = torch.cuda.Event(), torch.cuda.current_stream()
-    graphs = {nodes: capture([y.neg_] * nodes, warmup=1) for nodes in (1, 64)}
+    graphs = {nodes: captured_graph([y.neg_] * nodes, warmup=1) for nodes in (1, 64)}
     units: list[tuple[str, Callable[[], Any]]] = [
         ("elementwise kernel, neg_", y.neg_),
         ("cuBLAS product, 256^3 BF16", lambda: torch.mm(a, b, out=product)),

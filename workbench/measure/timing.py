@@ -56,7 +56,7 @@ def eager_device_us(call: Call, repeats: int = 30, warmup: int = 3, flush_bytes:
     return [start.elapsed_time(end) * 1e3 for start, end in pairs]
 
 
-def capture(calls: Sequence[Call], warmup: int = 3) -> Any:
+def captured_graph(calls: Sequence[Call], warmup: int = 3) -> Any:
     """Capture `calls`, in order, into one CUDA graph after running them `warmup` times on a side stream."""
     import torch
 
@@ -80,7 +80,7 @@ def graph_us(call: Call | Sequence[Call], copies: int = 10, repeats: int = 20, w
     Several callables (the same work on rotating inputs) are captured in turn.
     """
     calls = [call] if callable(call) else list(call)
-    graph = capture([calls[i % len(calls)] for i in range(copies)], warmup=1)
+    graph = captured_graph([calls[i % len(calls)] for i in range(copies)], warmup=1)
     return [t / copies for t in eager_device_us(graph.replay, repeats=repeats, warmup=warmup)]
 
 

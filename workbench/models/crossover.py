@@ -1,4 +1,4 @@
-"""The critical microbatch: where device time meets submission time.
+"""The critical microbatch: where device time meets submission time, of the schematic and of measured curves.
 
 NumPy only. Source: report, Section 8.3, Equation 12 and Figure 32.
 """
@@ -107,3 +107,64 @@ def idle_begins(sizes: np.ndarray, idle: np.ndarray, threshold: float) -> float:
         return float("inf")
     part = (idle[j] - threshold) / (idle[j] - idle[j + 1])
     return float(sizes[j] * (sizes[j + 1] / sizes[j]) ** part)
+
+
+def crossing(x: np.ndarray, device: np.ndarray, submit: np.ndarray) -> float:
+    """Return the least x where `device` reaches `submit`, by log-log interpolation between samples.
+
+    Args:
+        x: [N] increasing, positive.
+        device: [N] positive.
+        submit: [N] positive.
+    Returns:
+        The crossing; `x[0]` where device is at or above from the start, infinity where it never gets there.
+
+    Source: report, Equation 12.
+    """
+    gap = np.log(device) - np.log(submit)
+    if gap[0] >= 0:
+        return float(x[0])
+    above = np.flatnonzero(gap >= 0)
+    if not above.size:
+        return float("inf")
+    j = int(above[0])
+    share = -gap[j - 1] / (gap[j] - gap[j - 1])
+    return float(np.exp(np.log(x[j - 1]) + share * (np.log(x[j]) - np.log(x[j - 1]))))
+
+
+def crossing_interval(
+    x: np.ndarray,
+    device: list[np.ndarray],
+    submit: list[np.ndarray],
+    *,
+    level: float = 0.95,
+    draws: int = 1000,
+    seed: int = 0,
+) -> tuple[float, float, float]:
+    """Return (crossing of the medians, low, high), the interval from resampled repeats at every x.
+
+    Args:
+        x: [N] increasing.
+        device: N arrays of repeats, [repeats] or [rounds, repeats].
+        submit: N arrays of repeats, alike. Rounds are resampled first and repeats inside them, so that a spell that
+            slowed one whole round widens the interval.
+        level: coverage.
+        draws: bootstrap resamples.
+        seed: of the resampling.
+    """
+    middle = crossing(x, np.array([np.median(d) for d in device]), np.array([np.median(s) for s in submit]))
+    rng = np.random.default_rng(seed)
+
+    def resampled(samples: list[np.ndarray]) -> np.ndarray:
+        columns = []
+        for values in map(np.atleast_2d, samples):
+            rounds, repeats = values.shape
+            pick = rng.integers(0, rounds, (draws, rounds, 1))
+            inside = rng.integers(0, repeats, (draws, rounds, repeats))
+            columns.append(np.median(values[pick, inside], axis=(1, 2)))
+        return np.stack(columns, axis=1)
+
+    found = [crossing(x, d, s) for d, s in zip(resampled(device), resampled(submit))]
+    tail = (1 - level) / 2
+    ordered = sorted(found)
+    return middle, ordered[int(tail * (draws - 1))], ordered[int((1 - tail) * (draws - 1))]

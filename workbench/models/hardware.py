@@ -36,11 +36,6 @@ class Gpu:
     sms: int
     l2_MiB: int
 
-    @property
-    def ridge_flop_per_byte(self) -> float:
-        """Arithmetic intensity above which dense BF16 work can be bound by the matrix units."""
-        return self.bf16_TFLOPs * 1e3 / self.hbm_GBps
-
 
 GPUS: dict[str, Gpu] = {
     g.name: g

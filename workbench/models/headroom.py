@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.models.submission import KINDS, WAIT, Timeline, lane_name
+from workbench.models.submission import KINDS, Timeline, lane_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,18 +91,6 @@ def busy_window(timeline: Timeline, device: int = 0) -> tuple[float, float]:
     """First start and last end of the device's work, (0, 0) when it has none."""
     busy = work_intervals(timeline, device)
     return (busy[0, 0].item(), busy[-1, 1].item()) if len(busy) else (0, 0)
-
-
-def idle_total(timeline: Timeline, device: int = 0) -> float:
-    """Idle time between the device's first start and last end."""
-    gaps = idle_intervals(timeline, device, busy_window(timeline, device))
-    return (gaps[:, 1] - gaps[:, 0]).sum().item()
-
-
-def wait_total(timeline: Timeline) -> float:
-    """Time that host threads spend blocked in waits."""
-    waits = timeline.columns.kind == WAIT
-    return (timeline.host_end - timeline.host_start)[waits].sum().item()
 
 
 def block_of_range(timeline: Timeline, level: str = "block") -> np.ndarray:

@@ -58,15 +58,9 @@ def flop_per_token(active_params: float, *, layers: int = 0, attention_width: in
 
 
 def tokens_per_s_per_gpu(TFLOPs_per_gpu: float, flop_per_token: float) -> float:
-    """Return useful tokens/s/GPU at a useful rate; inverse of `rate_of_tokens`."""
+    """Return useful tokens/s/GPU at a useful rate."""
     _positive(flop_per_token=flop_per_token)
     return TFLOPs_per_gpu * 1e12 / flop_per_token
-
-
-def rate_of_tokens(tokens_per_s_per_gpu: float, flop_per_token: float) -> float:
-    """Return useful TFLOP/s/GPU at a token rate."""
-    _positive(flop_per_token=flop_per_token)
-    return tokens_per_s_per_gpu * flop_per_token / 1e12
 
 
 def step_s(global_batch_tokens: float, tokens_per_s_per_gpu: float, gpus: int) -> float:

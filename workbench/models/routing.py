@@ -117,32 +117,6 @@ def route(experts: np.ndarray, num_experts: int, capacity: int) -> Routing:
     )
 
 
-def route_by_loop(experts: np.ndarray, num_experts: int, capacity: int) -> Routing:
-    """The same rule as a plain loop over destinations, experts, sources and routes: slow, and plainly right."""
-    ranks, _, top_k, local = _checked(experts, num_experts, capacity)
-    dst_rank = np.full(experts.shape, -1, dtype=np.int64)
-    dst_row = np.full(experts.shape, -1, dtype=np.int64)
-    offered = np.zeros((ranks, num_experts), dtype=np.int64)
-    kept = np.zeros((ranks, num_experts), dtype=np.int64)
-    offsets = np.zeros((ranks, local), dtype=np.int64)
-    for destination in range(ranks):
-        row = 0
-        for expert in range(destination * local, (destination + 1) * local):
-            for source in range(ranks):
-                for route_index, chosen in enumerate(experts[source].reshape(-1)):
-                    if chosen != expert:
-                        continue
-                    offered[source, expert] += 1
-                    if row < capacity:
-                        token, slot = divmod(route_index, top_k)
-                        dst_rank[source, token, slot] = destination
-                        dst_row[source, token, slot] = row
-                        kept[source, expert] += 1
-                        row += 1
-            offsets[destination, expert - destination * local] = row
-    return Routing(dst_rank, dst_row, offered, kept, offsets, capacity)
-
-
 def skewed_experts(
     ranks: int, tokens: int, top_k: int, num_experts: int, skew: float, rng: np.random.Generator
 ) -> np.ndarray:

@@ -29,8 +29,7 @@ def curves(result: Result) -> list[dict[str, Any]]:
     import numpy as np
     import polars as pl
 
-    from workbench.models.crossover import idle_begins, largest_microbatch
-    from workbench.models.regression import crossing_interval
+    from workbench.models.crossover import crossing_interval, idle_begins, largest_microbatch
 
     p = result.params
     scaled = (p.device_speed, p.host_cost) != (1, 1)
@@ -98,7 +97,7 @@ def idle_us(c: dict[str, Any], row: dict[str, Any]) -> float | None:
 
 def crossover_checks(result: Result) -> list[Check]:
     """Claims of Figure 32's caption and of Section 8.3 about every layer of the table."""
-    from workbench.models.regression import crossing
+    from workbench.models.crossover import crossing
 
     found = {(c["layer"], c["passes"], c["mode"]): c for c in curves(result)}
     eager = [c for c in found.values() if c["mode"] == "eager"]
@@ -153,7 +152,7 @@ def _cheaper_checks(name: str, c: dict[str, Any], other: dict[str, Any], what: s
     """
     import numpy as np
 
-    from workbench.models.regression import crossing
+    from workbench.models.crossover import crossing
 
     mine = {t: i for i, t in enumerate(c["tokens"])}
     at = [(mine[t], j) for j, t in enumerate(other["tokens"]) if t in mine]
