@@ -14,7 +14,7 @@ import pytest
 
 from workbench.experiments import load, slugs
 from workbench.suite import Notebook, find_notebooks
-from workbench.suite.catalog import GROUPS, source_of
+from workbench.suite.catalog import GROUPS, source_of, tags_of
 
 ROOT = Path(__file__).resolve().parent.parent
 STDLIB = sys.stdlib_module_names
@@ -54,26 +54,92 @@ def within(name: str, *roots: str) -> bool:
     return any(name == r or name.startswith(r + ".") for r in roots)
 
 
-UPPER = ("workbench.suite", "workbench.cli")
-VIEWS = ("ipywidgets", "anywidget", "IPython", "workbench.widgets")
+# The rooms from the ground up: an import, in a function too, leads to a lower floor or stays in its room.
+FLOORS = (
+    ("moe_kernels",),
+    ("core",),
+    ("models",),
+    ("traces",),
+    ("measure", "training"),
+    ("views",),
+    ("experiments",),
+    ("widgets",),
+    ("suite",),
+    ("cli", "magic", "pytest_plugin"),
+    ("workbench",),
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 GPU = ("torch", "triton", "nvshmem", "moe_kernels")
+PAGES = ("ipywidgets", "anywidget", "IPython")
 
 # (who, anywhere in the file or at module level only, what it must not import)
 FORBIDDEN = [
-    ("workbench.traces", "anywhere", (*GPU, *VIEWS, *UPPER, "workbench.measure", "workbench.training")),
-    ("workbench.measure", "anywhere", (*VIEWS[:2], "workbench.widgets", *UPPER, "workbench.training")),
-    ("workbench.training", "anywhere", (*VIEWS[:2], "workbench.widgets", *UPPER)),
-    ("workbench.experiments", "anywhere", (*VIEWS, *UPPER)),
-    ("workbench.views.plotting", "anywhere", (*GPU, *VIEWS[:2], *UPPER, "workbench.experiments")),
-    ("workbench.widgets", "anywhere", UPPER),
-    ("workbench.core.record", "anywhere", (*VIEWS, *UPPER, "workbench.widgets")),
+    ("workbench.traces", "anywhere", (*GPU, *PAGES)),
+    ("workbench.measure", "anywhere", PAGES[:2]),
+    ("workbench.training", "anywhere", PAGES[:2]),
+    ("workbench.experiments", "anywhere", PAGES),
+    ("workbench.views", "anywhere", (*GPU, *PAGES[:2])),
+    ("workbench.core.record", "anywhere", PAGES),
     ("workbench", "module level", ("torch", "triton", "moe_kernels")),
     ("workbench.experiments", "module level", ("polars", "plotly", "pyarrow", "scipy", "msgspec", "pydantic")),
     ("workbench.measure", "module level", ("polars", "plotly", "pyarrow", "scipy", "msgspec", "pydantic")),
     ("workbench.core.record", "module level", ("polars", "plotly", "numpy", "msgspec")),
     ("workbench.core.experiment", "module level", ("polars", "plotly", "numpy", "IPython")),
-    ("moe_kernels", "anywhere", ("workbench", "plotly", "polars", "IPython", "ipywidgets")),
+    ("moe_kernels", "anywhere", ("workbench", "plotly", "polars", *PAGES[::2])),
 ]
+
+
+def room_of(name: str) -> str:
+    """Return the room of a dotted name: a folder or file of workbench, or the kernels."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "workbench" and len(parts) > 1 and parts[1] in FLOOR else parts[0]
+
+
+def against_the_layers(path: Path) -> list[str]:
+    """Return the imports of one file that lead upwards, or across a floor."""
+    mine = room_of(module_of(path))
+    bad = []
+    for name, line in imports(path, top_only=False):
+        other = room_of(name)
+        public_face = name in ("workbench.load", "workbench.slugs", "workbench.__version__")
+        if other in FLOOR and other != mine and FLOOR[other] >= FLOOR[mine] and not public_face:
+            bad.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+    return bad
+
+
+def test_imports_lead_down_the_floors() -> None:
+    assert {room_of(module_of(p)) for p in SOURCES} == set(FLOOR), "a room without a floor, or a floor without a room"
+    assert [line for path in SOURCES for line in against_the_layers(path)] == []
+
+
+def circles(arrows: dict[str, set[str]]) -> list[str]:
+    """Return the names from which one comes back to oneself."""
+    reach = {a: set(b) for a, b in arrows.items()}
+    for over in arrows:
+        for mine in reach.values():
+            if over in mine:
+                mine |= reach[over]
+    return sorted(a for a, b in reach.items() if a in b)
+
+
+def test_no_module_is_imported_in_a_circle() -> None:
+    modules = {module_of(p): p for p in SOURCES}
+    arrows: dict[str, set[str]] = {}
+    for mine, path in modules.items():
+        found = (name if name in modules else name.rpartition(".")[0] for name, _ in imports(path, top_only=False))
+        arrows[mine] = {m for m in found if m in modules and m != mine}
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+    assert circles(arrows) == []
+
+
+def test_no_private_name_is_imported() -> None:
+    bad = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in SOURCES
+        for name, line in imports(path, top_only=False)
+        if within(name, "workbench") and any(p.startswith("_") and not p.startswith("__") for p in name.split("."))
+    ]
+    assert bad == []
 
 
 @pytest.mark.parametrize(("who", "where", "banned"), FORBIDDEN, ids=lambda v: v if isinstance(v, str) else "")
@@ -195,6 +261,13 @@ def test_every_experiment_has_its_notebook() -> None:
     assert {n.slug for n in NOTEBOOKS} == set(slugs())
 
 
+@pytest.mark.parametrize("slug", slugs())
+def test_a_measurement_names_the_tests_that_guard_it(slug: str) -> None:
+    experiment = load(slug)
+    assert bool(experiment.tests) == (experiment.measure is not None)
+    assert [t for t in experiment.tests if not (ROOT / t).is_file()] == []
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda n: n.slug)
 class TestNotebookRules:
     """Thin, stripped, in its group, honest about its limits."""
@@ -211,10 +284,11 @@ class TestNotebookRules:
         assert not {"widgets", "papermill"} & notebook.content["metadata"].keys()
 
     def test_it_is_thin(self, notebook: Notebook) -> None:
-        cells = [source_of(c) for c in code_cells(notebook)]
+        cells = {source_of(c): tags_of(c) for c in code_cells(notebook)}
         assert len(cells) <= 8, f"{len(cells)} code cells"
-        for text in cells:
-            assert len(text.strip().splitlines()) <= 10, text
+        for text, tags in cells.items():
+            # The parameters cell is generated: as long as the experiment has parameters.
+            assert len(text.strip().splitlines()) <= 10 or "parameters" in tags, text
             kinds = {type(n) for n in ast.walk(ast.parse(text))}
             assert not kinds & {ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef}, f"belongs in the package:\n{text}"
             strings = [
@@ -223,15 +297,11 @@ class TestNotebookRules:
             paths = [s for s in strings if s.startswith(("/", "~", "./", "../"))]
             assert not paths, f"paths in a notebook: {paths}"
 
-    def test_its_parameters_are_the_experiments(self, notebook: Notebook) -> None:
-        declared = notebook.declared
-        assert declared["source"].default in ("auto", *load(notebook.slug).sources())
-        defaults = load(notebook.slug).params().as_dict()
-        ours = {name: d.default for name, d in declared.items() if name != "source"}
-        assert all(d.literal for d in declared.values()), (
-            "computed values would keep their old value when one is injected"
-        )
-        assert ours == {name: defaults.get(name, "no such parameter") for name in ours}
+    def test_it_runs_with_its_parameters(self, notebook: Notebook) -> None:
+        """That the cell is the generated one is tested beside its generator."""
+        texts = list(map(source_of, code_cells(notebook)))
+        assert sum("experiment.run_with(globals())" in text for text in texts) == 1
+        assert not any("experiment.run(" in t for t in texts if "drops =" not in t)
 
     def test_it_says_what_it_claims_and_where_it_stops(self, notebook: Notebook) -> None:
         cells = notebook.content["cells"]

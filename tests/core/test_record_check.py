@@ -311,15 +311,34 @@ def measuring(rows_by_return: bool):
     class Made(Params):
         seed: int = param(1, "seed")
 
-    return types.SimpleNamespace(params=Made, measure=measure, choose=lambda source: source)
+    return types.SimpleNamespace(params=Made, measure=measure, choose=lambda source: source, tests=("tests/a.py",))
+
+
+@pytest.fixture
+def ran(monkeypatch) -> list:
+    """Commands that would have run, which succeed."""
+    commands = []
+    monkeypatch.setattr(
+        "workbench.cli.record.subprocess.run",
+        lambda command, **_: commands.append(command) or types.SimpleNamespace(returncode=len(commands) - 1),
+    )
+    return commands
+
+
+def test_nothing_is_recorded_while_its_tests_are_red(monkeypatch, tmp_path, ran):
+    monkeypatch.setattr("workbench.experiments.load", lambda slug: measuring(True))
+    ran.append("one before: the next status is 1")
+    done = CliRunner().invoke(app, ["record", "run", "made_up", "--out", str(tmp_path)])
+    assert done.exit_code == 2 and "while its tests are red: tests/a.py" in done.stderr and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("rows_by_return", [True, False])
-def test_command_writes_one_recording_with_its_parameters(monkeypatch, tmp_path, rows_by_return):
+def test_command_writes_one_recording_with_its_parameters(monkeypatch, tmp_path, ran, rows_by_return):
     monkeypatch.setenv("WORKBENCH_COMMIT", "a" * 40)
     monkeypatch.setattr("workbench.experiments.load", lambda slug: measuring(rows_by_return))
     done = CliRunner().invoke(app, ["record", "run", "made_up", "-p", "seed=5", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
+    assert ran[0][-1] == "tests/a.py"
     path = tmp_path / "made_up" / done.stdout.strip()
     assert check_recording(path) == []
     assert (path / "table.csv").read_text() == "seed\n5\n"

@@ -71,9 +71,11 @@ def shown() -> str:
 def test_show_json_has_the_promised_shape(shown: str) -> None:
     result = CliRunner().invoke(app, ["show", shown, "--json"])
     content = json.loads(result.output)
-    assert list(content) == ["slug", "source", "recording", "table", "checks"]
+    assert list(content) == ["slug", "source", "recording", "table", "tables", "checks"]
     assert content["slug"] == shown and content["source"] in SOURCES
-    assert content["table"] and all(isinstance(row, dict) for row in content["table"])
+    assert content["table"] == next(iter(content["tables"].values())) and all(
+        isinstance(row, dict) for row in content["table"]
+    )
     for check in content["checks"]:
         assert {"claim", "holds", "value"} <= set(check) <= {"claim", "holds", "value", "known"}
         assert check["holds"] in (True, False, None)

@@ -117,7 +117,7 @@ def test_summary_counts_are_right_and_lead_to_what_failed(tmp_path: Path) -> Non
 
 
 def test_sections_are_those_of_the_notebook_index(tmp_path: Path) -> None:
-    from workbench.suite.index import HEADINGS
+    from workbench.suite.generated import HEADINGS
 
     held = [{"claim": "c", "holds": True, "value": 1}]
     order = ["tools", "mine", "appendix_b", "s08_sync_free", "tools"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.training.archive import printable
+from workbench.core.output import plain, refuse
 
 if TYPE_CHECKING:
     from workbench.training.archive import Run
@@ -37,9 +37,9 @@ def stitch(
     import polars as pl
 
     if out is not None and out.suffix.lower() not in (".csv", ".parquet"):
-        _fail(f"--out {out}: expected .csv or .parquet")
+        refuse(f"--out {out}: expected .csv or .parquet", "history")
     if out is not None and archive.resolve() in (out.resolve(), *out.resolve().parents):
-        _fail(f"--out {out}: expected a file outside the archive, where it would be read as a segment")
+        refuse(f"--out {out}: expected a file outside the archive, where it would be read as a segment", "history")
     runs = _read(archive, step, order)
     tables, report = [], []
     for run in runs:
@@ -53,13 +53,13 @@ def stitch(
             | {"overlaps": merged.overlaps, "gaps": [list(g) for g in merged.gaps], "notes": run.notes}
         )
         if not as_json:
-            print(f"run {printable(run.title)}, seed {run.seed}")
+            print(f"run {plain(run.title)}, seed {run.seed}")
             _lines([*merged.lines(), *run.notes, f"metrics: {', '.join(report[-1]['metrics'])}"])
     if out is not None:
         stitched = pl.concat(tables, how="diagonal")
         _write(stitched, out)
         if not as_json:
-            print(f"wrote {len(stitched)} rows to {printable(str(out))}")
+            print(f"wrote {len(stitched)} rows to {plain(str(out))}")
     if as_json:
         print(json.dumps(report, indent=1))
 
@@ -78,7 +78,7 @@ def window(
     from workbench.training.histories import window_median
 
     if first > last:
-        _fail(f"--first {first}: expected at most --last ({last})")
+        refuse(f"--first {first}: expected at most --last ({last})", "history")
     rows: list[dict[str, Any]] = []
     for run in _read(archive, step, order):
         table, _ = run.stitched()
@@ -86,7 +86,7 @@ def window(
             try:
                 found = window_median(table, name, first, last)
             except ValueError as error:
-                _fail(f"run {run.title!r}: {error}")
+                refuse(f"run {run.title!r}: {error}", "history")
             rows.append({"run": run.title, "seed": run.seed, "metric": name, "first": first, "last": last} | found)
     if as_json:
         # JSON has neither NaN (no value) nor infinity (a loss that diverged).
@@ -94,7 +94,7 @@ def window(
         print(json.dumps(finite, indent=1, allow_nan=False))
         return
     for r in rows:
-        where = f"{printable(r['run'])}, seed {r['seed']}, {printable(r['metric'])}"
+        where = f"{plain(r['run'])}, seed {r['seed']}, {plain(r['metric'])}"
         found = "no value"
         if r["rows"]:
             found = f"median {r['median']:.6g}, 95 % interval {r['low']:.6g} to {r['high']:.6g},"
@@ -107,8 +107,8 @@ def _read(archive: Path, step: str | None, order: str) -> list[Run]:
     try:
         runs = read_archive(archive, step=step, order=order)  # type: ignore[arg-type]
     except (ValueError, OSError) as error:
-        _fail(str(error))
-    return runs or _fail(f"{archive.name}: expected a run with metrics, found none")
+        refuse(str(error), "history")
+    return runs or refuse(f"{archive.name}: expected a run with metrics, found none", "history")
 
 
 def _write(table: Any, out: Path) -> None:
@@ -118,14 +118,9 @@ def _write(table: Any, out: Path) -> None:
         with replacing(out) as temporary:
             (table.write_csv if out.suffix.lower() == ".csv" else table.write_parquet)(temporary)
     except OSError as error:
-        _fail(f"--out {out}: {error}")
+        refuse(f"--out {out}: {error}", "history")
 
 
 def _lines(lines: list[str]) -> None:
     for line in lines:
-        print(f"  {printable(line)}")
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"workbench history: {printable(message)}", err=True)
-    raise typer.Exit(2)
+        print(f"  {plain(line)}")

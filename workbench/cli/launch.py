@@ -31,7 +31,7 @@ def launch_command(
 
     Exit status 1 when a rank fails or a parity budget is exceeded.
     """
-    from workbench.cli.suite import _refuse
+    from workbench.core.output import refuse
     from workbench.measure.launch import RanksError, check, default_backend, launch, program_of
     from workbench.measure.ranks import Job
 
@@ -51,7 +51,7 @@ def launch_command(
         )
         check(job, nproc)
     except ValueError as error:
-        _refuse(str(error))
+        refuse(str(error))
     try:
         rows = launch(job, nproc)
     except RanksError as error:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from workbench.core.output import refuse, say
+
+ROOT = Path(__file__).resolve().parents[2]
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -28,25 +34,35 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Refuse what would be refused; measure nothing.")] = False,
 ) -> None:
     """Measure an experiment here and write its recording."""
-    from workbench.cli.suite import _refuse
+    from workbench.core.params import ParameterError, convert
     from workbench.core.record import Recorder
     from workbench.experiments import load
-    from workbench.suite.parameters import ParameterError, convert, split_assignments
+    from workbench.suite.parameters import split_assignments
 
     try:
         experiment = load(slug)
         values = convert(experiment.params, split_assignments(param or []))
         experiment.choose("live")
     except (KeyError, ParameterError, ValueError) as error:
-        _refuse(error.args[0])
+        refuse(error.args[0])
     if dry_run:
         return
+    if run_tests(experiment.tests):
+        refuse(f"{slug}: nothing is recorded while its tests are red: {' '.join(experiment.tests)}")
     params = experiment.params(**values)
     recorder = Recorder(slug, params.as_dict())
     rows = experiment.measure(params, recorder)  # type: ignore[misc]
     if rows is not None and not any(recorder.tables.values()):
         recorder.rows.extend(rows)
     print(recorder.write(out).name)
+
+
+def run_tests(names: Sequence[str]) -> int:
+    """Run test files of the checkout and return pytest's status; without a checkout, say that none ran."""
+    if not (ROOT / "tests").is_dir():
+        say("an installed package has no tests: the recording is made without them", err=True)
+        return 0
+    return subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", *names], cwd=ROOT, stdout=sys.stderr).returncode
 
 
 @app.command("check")
@@ -82,7 +98,6 @@ def list_(root: Root = None) -> None:
 
 
 def _require_folder(root: Path | None) -> None:
-    from workbench.cli.suite import _refuse
 
     if root is not None and not root.is_dir():
-        _refuse(f"--root {root}: no such folder")
+        refuse(f"--root {root}: no such folder")

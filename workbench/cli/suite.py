@@ -1,4 +1,4 @@
-"""``workbench list``, ``show``, ``run`` and ``index``."""
+"""``workbench list``, ``show``, ``run`` and ``sync``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
-from workbench.core.output import say
+from workbench.core.output import refuse, say
 
 Param = Annotated[
     list[str] | None, typer.Option("-p", "--param", metavar="NAME=VALUE", help="A parameter; may be repeated.")
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
     app.command("list")(list_command)
     app.command("show")(show_command)
     app.command("run")(run_command)
-    app.command("index")(index_command)
+    app.command("sync")(sync_command)
 
 
 def list_command(as_json: Json = False) -> None:
@@ -48,9 +48,9 @@ def list_command(as_json: Json = False) -> None:
 
 def listing() -> list[dict[str, Any]]:
     """Return slug, group, title, claim, kind, anchor, sources, params and notebook of everything that can be run."""
+    from workbench.core.params import describe
     from workbench.experiments import slugs
     from workbench.suite.catalog import GROUPS, Notebook, NotebookError, find_notebooks, notebooks_root
-    from workbench.suite.parameters import describe
     from workbench.suite.process import title_of
 
     notebooks = {n.slug: n for n in find_notebooks()}
@@ -98,24 +98,25 @@ def show_command(
     Prints the source, the claims and, of each kind of rows, the first and last, rounded to fit the terminal.
     """
     from workbench.core.experiment import to_json
+    from workbench.core.params import ParameterError, convert
     from workbench.experiments import load
-    from workbench.suite.parameters import ParameterError, convert, split_assignments
+    from workbench.suite.parameters import split_assignments
 
     if as_json and (part is not None or everything):
-        _refuse("--part and --all are for reading; --json prints every row of every part")
+        refuse("--part and --all are for reading; --json prints every row of every part")
     try:
         experiment = load(slug)
     except KeyError as error:
-        _refuse(error.args[0])
+        refuse(error.args[0])
     try:
         values = convert(experiment.params, split_assignments(param or []))
         chosen = experiment.choose(source)
     except (ParameterError, ValueError) as error:
-        _refuse(str(error))
+        refuse(str(error))
     try:
         result = experiment.run(chosen, **values)
     except (ValueError, FileNotFoundError) as error:
-        _refuse(str(error))
+        refuse(str(error))
     if as_json:
         print(to_json(result, indent=1))
     else:
@@ -125,7 +126,7 @@ def show_command(
             try:
                 require_part(result, part)
             except ValueError as error:
-                _refuse(str(error))
+                refuse(str(error))
         show(result, part, everything)
     raise typer.Exit(int(any(c.fails for c in result.checks)))
 
@@ -163,12 +164,12 @@ def run_command(
     try:
         notebooks = select(slugs or [])
         if not notebooks:
-            _refuse("there are no notebooks to run")
+            refuse("there are no notebooks to run")
         from_file = read_parameter_file(file) if file else {}
         known = {n.slug for n in notebooks}
         per_slug = {k: v for k, v in from_file.items() if isinstance(v, dict)}
         if stray := sorted(per_slug.keys() - known):
-            _refuse(f"parameter file {file}: {stray[0]!r} is not a selected notebook")
+            refuse(f"parameter file {file}: {stray[0]!r} is not a selected notebook")
         shared = {k: v for k, v in from_file.items() if not isinstance(v, dict)} | split_assignments(param or [])
         skipped = without_source(notebooks, source, named=slugs or [])
         params = assign([n for n in notebooks if n.slug not in skipped], shared, per_slug, source)
@@ -176,9 +177,9 @@ def run_command(
             notebooks, params, out, jobs=jobs or default_jobs(), timeout_s=timeout, force=force, skipped=skipped
         )
     except (ParameterError, SelectionError, OutputError) as error:
-        _refuse(str(error))
+        refuse(str(error))
     except OSError as error:  # a disk that fills up while notebooks run
-        _refuse(f"run stopped, results cannot be written to {out}: {error.strerror or error}; what passed stays there")
+        refuse(f"run stopped, results cannot be written to {out}: {error.strerror or error}; what passed stays there")
     counts = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in summary["counts"].items())
     parts = [
         f"{counts} in {summary['seconds']:.0f} s",
@@ -237,28 +238,22 @@ def default_jobs() -> int:
     return max(1, min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
 
 
-def index_command(
-    write: Annotated[bool, typer.Option("--write", help="Put it into README.md instead of printing it.")] = False,
-    readme: Annotated[Path, typer.Option(help="The file between whose markers it goes.")] = Path("README.md"),
+def sync_command(
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; exit status 1 where a file is stale.")
+    ] = False,
+    readme: Annotated[Path, typer.Option(help="The file between whose markers the index goes.")] = Path("README.md"),
 ) -> None:
-    """Print the README's index of notebooks, generated from the experiments."""
+    """Write what is generated from the experiments: the README's index and the notebooks' parameters cells."""
     from workbench.core.files import replace_file
-    from workbench.suite.index import index_text, with_index
+    from workbench.suite.generated import stale
 
-    if not write:
-        print(index_text())
-        return
     try:
-        before = readme.read_text(encoding="utf-8")
-        after = with_index(before)
+        texts = stale(readme)
     except (OSError, ValueError) as error:
-        _refuse(str(error))
-    if after != before:
-        replace_file(readme, after)
-    print(f"{readme}: {'written' if after != before else 'unchanged'}")
-
-
-def _refuse(message: str) -> NoReturn:
-    """Say what was wrong with the request and leave with status 2; nothing has run."""
-    typer.echo(f"workbench: {message}", err=True)
-    raise typer.Exit(2)
+        refuse(str(error))
+    for path, text in texts.items():
+        if not check:
+            replace_file(path, text)
+        print(f"{path}: {'stale, run: workbench sync' if check else 'written'}")
+    raise typer.Exit(int(check and bool(texts)))

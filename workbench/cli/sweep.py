@@ -52,7 +52,8 @@ def sweep_command(
 
     Several notebooks (or groups) each get a folder of their own under --out; all share the cluster.
     """
-    from workbench.cli.suite import _refuse, default_jobs
+    from workbench.cli.suite import default_jobs
+    from workbench.core.output import refuse
     from workbench.suite import OutputError, ParameterError, SelectionError, select
     from workbench.suite.fingerprint import gpus
     from workbench.suite.sweep import FINISHED, cluster, pending
@@ -62,7 +63,7 @@ def sweep_command(
         work = {n.slug: (n, parse_points(n, param or [], source)) for n in notebooks}
         needs = parse_resources(resources)
     except (ParameterError, SelectionError, ValueError) as error:
-        _refuse(str(error))
+        refuse(str(error))
     folders = {slug: out / slug if len(work) > 1 else out for slug in work}
     everything = sum(len(points) for _, points in work.values())
     left = sum(pending(n, points, folders[n.slug]) for n, points in work.values())
@@ -75,7 +76,7 @@ def sweep_command(
                 typer.echo(f"running on {client.scheduler.address}; dashboard {client.dashboard_link}")
             summaries = run_all(work, folders, client, timeout, needs)
     except (OutputError, OSError, TimeoutError) as error:
-        _refuse(f"sweep stopped: {error}; what is finished stays in {out}, run the same command to go on")
+        refuse(f"sweep stopped: {error}; what is finished stays in {out}, run the same command to go on")
     good = FINISHED[:1] if strict else FINISHED
     bad = sum(r["status"] not in good for s in summaries for r in s["runs"])
     pages = ", ".join(str(folders[s["slug"]] / "index.html") for s in summaries[:3]) + ", …" * (len(summaries) > 3)
@@ -145,7 +146,8 @@ def parse_points(notebook, items: list[str], source: str | None) -> list[dict]:
     """
     import json
 
-    from workbench.suite.parameters import ParameterError, assign, split_assignments
+    from workbench.core.params import ParameterError
+    from workbench.suite.parameters import assign, split_assignments
     from workbench.suite.sweep import grid
 
     values = {}

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from workbench.cli.folder import folder_command
-from workbench.core.output import say
+from workbench.core.output import refuse, say
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Where a real profiler trace waits, and what would help."
@@ -39,18 +39,13 @@ MEANING = {
 }
 
 
-def _fail(message: object, code: int = 2) -> typer.Exit:
-    say(f"workbench trace: {message}", err=True)
-    return typer.Exit(code)
-
-
 def _traces(path: Path) -> list[Any]:
     from workbench.traces import TraceError, read, read_folder
 
     try:
         return list(read_folder(path)) if path.is_dir() else [read(path)]
     except (TraceError, OSError) as error:
-        raise _fail(error) from error
+        refuse(error, "trace")
 
 
 def _window(trace: Any, text: str) -> Any:
@@ -60,7 +55,7 @@ def _window(trace: Any, text: str) -> Any:
     try:
         return parse_window(trace, text)
     except TraceError as error:
-        raise _fail(error) from error
+        refuse(error, "trace")
 
 
 def _print(value: Any) -> None:
@@ -185,7 +180,7 @@ def verify(
                 (trace, verify_trace(trace, window=_window(trace, window), idle_threshold_us=idle_threshold))
             )
         except ValueError as error:
-            raise _fail(error) from error
+            refuse(error, "trace")
     if as_json:
         rows = [{"source": t.source, "rank": t.rank, **v.as_dict()} for t, v in verdicts]
         _print(rows[0] if not file.is_dir() else {"schema": 1, "ranks": rows})
@@ -259,12 +254,12 @@ def whatif(
 
     traces = _traces(file)
     if len(traces) != 1:
-        raise _fail("what-if replays one trace; give one file of the folder")
+        refuse("what-if replays one trace; give one file of the folder", "trace")
     if len(remove_waits or ()) > 1:
-        raise _fail(f"--remove-waits: expected once, got it {len(remove_waits or ())} times")
+        refuse(f"--remove-waits: expected once, got it {len(remove_waits or ())} times", "trace")
     waits: bool | str = bool(remove_waits) if remove_waits in (None, [], [_EVERY]) else remove_waits[0]
     if waits == "":
-        raise _fail("--remove-waits: expected text of a source line, operator, range or call, got an empty one")
+        refuse("--remove-waits: expected text of a source line, operator, range or call, got an empty one", "trace")
     try:
         answer = what_if(
             traces[0],
@@ -275,7 +270,7 @@ def whatif(
             window=_window(traces[0], window),
         )
     except (TraceError, ValueError) as error:
-        raise _fail(error) from error
+        refuse(error, "trace")
     if as_json:
         _print(answer)
         return

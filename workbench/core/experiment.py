@@ -94,10 +94,12 @@ class Experiment:
         recorded: (params, origin) -> rows; the default returns the recording's tables.
         measure: (params, recorder) -> rows, run on this machine's GPU; the same function writes recordings.
             None: what the recorder holds.
+        tests: test files that guard what `measure` measures; a recording is refused while they are red.
         recording: name of the pinned recording under ``data/recorded/<slug>/``.
         interactive: params -> spec of a client-side view (see `workbench.widgets.timeline_view`).
         needs: what live measuring needs, in words (``"one CUDA GPU"``).
         live_on_cpu: ``source="live"`` also runs without a GPU; ``auto`` still prefers a recording there.
+        default_source: source that its notebook starts with.
     """
 
     slug: str
@@ -115,10 +117,12 @@ class Experiment:
     own: str = ""
     recorded: Callable[[Any, Any], Any] | None = None
     measure: Callable[[Any, Any], Any] | None = None
+    tests: tuple[str, ...] = ()
     recording: str | None = None
     interactive: Callable[[Any], dict[str, Any]] | None = None
     needs: str = "one CUDA GPU"
     live_on_cpu: bool = False
+    default_source: str = "auto"
 
     def sources(self) -> list[Source]:
         """Return the sources that this experiment has, on any machine."""
@@ -176,7 +180,7 @@ class Experiment:
             from workbench.core.record import load_recording
 
             recording = load_recording(self.slug, self.recording)  # type: ignore[arg-type]
-            values = self._as_recorded(values, recording)
+            values = self.as_recorded(values, recording)
             origin = self.opens(values, recording) if self.opens else recording
             rows = self.recorded(values, origin) if self.recorded else recording.tables()
         else:
@@ -192,13 +196,18 @@ class Experiment:
                 rows = recording.tables()
         return self.result(values, chosen, rows, recording, origin)
 
+    def run_with(self, names: Mapping[str, Any]) -> Result:
+        """Run with the source and the parameters of these names: in a notebook, ``run_with(globals())``."""
+        fields = {f.name for f in dataclasses.fields(self.params)}
+        return self.run(names.get("source", "auto"), **{k: v for k, v in names.items() if k in fields})
+
     def result(self, params: Any, source: Source, rows: Any, recording: Any = None, origin: Any = None) -> Result:
         """Return the result of rows that are there already, see `model` for their forms."""
         return Result(
             experiment=self, params=params, source=source, tables=tables_of(rows), recording=recording, origin=origin
         )
 
-    def _as_recorded(self, values: Params, recording: Recording) -> Params:
+    def as_recorded(self, values: Params, recording: Recording) -> Params:
         """Return `values` with what was measured as the recording says; refuse a request for something else."""
         kept = recording.record.get("workload", {}).get("params", {})
         changes = {}

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import textwrap
+from typing import NoReturn
 
 import typer
 
@@ -22,6 +23,12 @@ def say(text: object, err: bool = False, indent: int | None = None) -> None:
     if _on_terminal():
         shown = "\n".join(_wrapped(line, line_width(), indent) for line in shown.split("\n"))
     typer.echo(shown, err=err)
+
+
+def refuse(message: object, group: str = "") -> NoReturn:
+    """Say what was wrong with the request, of a command of `group`, and leave with status 2; nothing has run."""
+    say(f"workbench{' ' * bool(group)}{group}: {message}", err=True)
+    raise typer.Exit(2)
 
 
 def plain(text: object) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
-import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
+
+
+class ParameterError(ValueError):
+    """An unknown name or a bad value; the message names what is allowed."""
 
 
 def param(
@@ -70,7 +74,7 @@ class Params:
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
         for f in dataclasses.fields(self):
-            value = _coerce(f.name, getattr(self, f.name), hints[f.name])
+            value = typed(f.name, getattr(self, f.name), hints[f.name])
             _check_bounds(f.name, value, f.metadata)
             object.__setattr__(self, f.name, value)
 
@@ -85,30 +89,28 @@ class Params:
 
 
 def check_names(cls: type[Params], names: Iterable[str]) -> None:
+    """Refuse a name that the parameters do not have.
+
+    Raises:
+        ParameterError: it names a near one, and all there are.
+    """
     allowed = [f.name for f in dataclasses.fields(cls)]
     for name in names:
         if name not in allowed:
-            near = difflib.get_close_matches(name, allowed, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"unknown parameter {name!r}: allowed are {', '.join(allowed) or 'none'}{hint}")
+            raise ParameterError(unknown_name(name, allowed, [", ".join(allowed)] if allowed else []))
 
 
-def _coerce(name: str, value: Any, hint: Any) -> Any:
-    """Return `value` as the annotated type, without guessing (a string is never a number)."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in args:
-            return None
-        rest = [a for a in args if a is not type(None)]
-        return _coerce(name, value, rest[0])
-    if origin is Literal:
-        if value not in args:
-            raise ValueError(f"parameter {name!r}: expected one of {', '.join(map(repr, args))}, got {value!r}")
-        return value
-    if origin is tuple:
+def typed(name: str, value: Any, hint: Any) -> Any:
+    """Return `value` as the annotated type, without guessing (a string is never a number); a list becomes a tuple.
+
+    Raises:
+        ValueError: it is not of that type, or not finite.
+    """
+    if typing.get_origin(hint) in (tuple, list):
+        item = typing.get_args(hint)[0]
         if isinstance(value, str) or not isinstance(value, Sequence):
-            raise ValueError(f"parameter {name!r}: expected a list of {args[0].__name__}, got {value!r}")
-        return tuple(_coerce(f"{name}[{i}]", v, args[0]) for i, v in enumerate(value))
+            raise ValueError(f"parameter {name!r}: expected a list of {item.__name__}, got {value!r}")
+        return tuple(typed(f"{name}[{i}]", v, item) for i, v in enumerate(value))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if hint is int and isinstance(value, float) and value.is_integer():
@@ -125,16 +127,108 @@ def _check_bounds(name: str, value: Any, meta: Mapping[str, Any]) -> None:
         for i, v in enumerate(value):
             _check_bounds(f"{name}[{i}]", v, meta)
         return
-    if value is None:
-        return
     choices, low, high = meta.get("choices"), meta.get("min"), meta.get("max")
     if choices is not None and value not in choices:
         raise ValueError(f"parameter {name!r}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
-    below = low is not None and value < low
-    above = high is not None and value > high
-    if below or above:
+    if (low is not None and value < low) or (high is not None and value > high):
         bounds = f"{'-inf' if low is None else low} to {'inf' if high is None else high}"
         raise ValueError(f"parameter {name!r}: expected {bounds}, got {value!r}")
+
+
+KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def parse_text(text: str, hint: Any) -> Any:
+    """Read text as the annotated type: a number, ``true`` or ``false``, a list as ``a,b`` or as JSON.
+
+    Raises:
+        ValueError: the text is not of that type.
+    """
+    if typing.get_origin(hint) in (tuple, list):
+        item = typing.get_args(hint)[0]
+        if not text.strip().startswith("["):
+            return [parse_text(part.strip(), item) for part in text.split(",") if part.strip()]
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"expected a JSON list, got {text!r}: {error}") from None
+        return [parse_text(v, item) if isinstance(v, str) else v for v in values]
+    if hint is str:
+        return text
+    try:
+        return {"true": True, "false": False}[text.strip().lower()] if hint is bool else hint(text)
+    except (KeyError, ValueError):
+        raise ValueError(f"expected {KINDS[hint]}, got {text!r}") from None
+
+
+def convert(cls: type[Params], given: Mapping[str, Any], *, base: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Turn given text or values into checked, JSON-ready values of the experiment's parameters.
+
+    Args:
+        cls: the experiment's parameters.
+        given: name to text (or to a value from a file).
+        base: values that the given ones are combined with for checks across fields.
+    Raises:
+        ParameterError: an unknown name or a bad value; the message lists what is allowed and the bounds.
+    """
+    hints = typing.get_type_hints(cls)
+    lines = {row["name"]: describe_line(row) for row in describe(cls)}
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name == "source":
+            raise ParameterError("parameter 'source': use --source")
+        if name not in lines:
+            raise ParameterError(unknown_name(name, list(lines), list(lines.values())))
+        try:
+            values[name] = parse_text(value, hints[name]) if isinstance(value, str) else value
+        except ValueError as error:
+            raise ParameterError(f"parameter {name!r}: {error}\n  allowed: {lines[name]}") from None
+    try:
+        checked = cls(**{**(base or {}), **values}).as_dict()
+    except (TypeError, ValueError) as error:
+        named = [lines[name] for name in values] or list(lines.values())
+        raise ParameterError("\n  ".join([str(error), "allowed:", *named])) from None
+    return {name: checked[name] for name in values}
+
+
+def describe(cls: type[Params]) -> list[dict[str, Any]]:
+    """Return name, type, default, bounds and meaning of each parameter, as plain JSON values."""
+    hints, rows = typing.get_type_hints(cls), []
+    for f in dataclasses.fields(cls):
+        default = list(f.default) if isinstance(f.default, tuple) else f.default
+        told = {k: f.metadata.get(k) for k in ("min", "max", "choices", "unit", "doc")}
+        told = {k: list(v) if isinstance(v, tuple) else v for k, v in told.items() if v not in (None, "")}
+        rows.append({"name": f.name, "type": type_name(hints[f.name]), "default": default, **told})
+    return rows
+
+
+def type_name(hint: Any) -> str:
+    """Return a type as a parameters cell writes it: ``int``, ``list[float]``."""
+    item = typing.get_args(hint)
+    return f"list[{item[0].__name__}]" if item else hint.__name__
+
+
+def meaning(row: Mapping[str, Any]) -> str:
+    """Return what one row of `describe` means and allows: the comment of its line in a notebook."""
+    if "choices" in row:
+        allowed = [f"one of {', '.join(map(str, row['choices']))}"]
+    elif "min" in row or "max" in row:
+        allowed = [f"{row.get('min', '-inf')} to {row.get('max', 'inf')}"]
+    else:
+        allowed = []
+    return "; ".join([row["doc"], *filter(None, [row.get("unit")]), *allowed])
+
+
+def describe_line(row: Mapping[str, Any]) -> str:
+    """Return one row of `describe` as a line of Python: annotated default, then what it means and allows."""
+    return f"{row['name']}: {row['type']} = {row['default']!r}  # {meaning(row)}"
+
+
+def unknown_name(name: str, allowed: Sequence[str], lines: Sequence[str]) -> str:
+    """Return the message for a name that is not `allowed`: a near one, and the `lines` that say what is."""
+    near = difflib.get_close_matches(name, allowed, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return "\n  ".join([f"unknown parameter {name!r}{hint}", "allowed:", *(lines or ["none"])])
 
 
 def close_names(name: str, known: Sequence[str]) -> list[str]:

@@ -202,5 +202,6 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    tests=("tests/measure/test_timing.py", "tests/experiments/test_measured_tables.py"),
     recording="2026-11-29_h200_1a32063",
 )

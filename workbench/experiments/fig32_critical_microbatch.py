@@ -397,5 +397,11 @@ EXPERIMENT = Experiment(
     checks=checks,
     model=model,
     measure=measure,
+    tests=(
+        "tests/measure/test_timing.py",
+        "tests/experiments/test_fig32_critical_microbatch.py",
+        "tests/kernels/test_block.py",
+        "tests/kernels/test_block_gpu.py",
+    ),
     recording="2026-11-29_h200_1fd2a4e",
 )

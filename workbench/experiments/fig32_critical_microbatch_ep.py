@@ -170,6 +170,13 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    tests=(
+        "tests/measure/test_multi_gpu.py",
+        "tests/experiments/test_expert_parallel.py",
+        "tests/kernels/test_transport.py",
+        "tests/kernels/test_block.py",
+        "tests/kernels/test_block_gpu.py",
+    ),
     recording="2026-11-29_h200_3d77586",
     needs="CUDA GPUs of one host with peer access, NCCL and nvshmem4py",
 )

@@ -55,7 +55,9 @@ class BranchParams(Params):
     archive_branch: str = param(
         "", "file or folder of the branch, where `archive` is the original", analysis=True, path=True
     )
-    metrics: tuple[str, ...] = param((), "names in your archive, as ours=theirs, e.g. ce=train/CE loss", analysis=True)
+    metrics: tuple[str, ...] = param(
+        (), "names in your archive: ours, an equals sign, yours; e.g. ce and train/CE loss", analysis=True
+    )
     window_steps: tuple[int, ...] = param(
         (), "first and last step of the early and of the late window; empty: see `windows`", min=0, analysis=True
     )
@@ -353,6 +355,7 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    tests=("tests/training/test_run.py", "tests/training/test_optimizer.py", "tests/kernels/test_model.py"),
     opens=opener(read),
     own="archive",
     recorded=archived,

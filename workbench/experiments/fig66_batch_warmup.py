@@ -46,7 +46,9 @@ class BatchWarmupParams(Params):
     archive: str = param(
         "", "file or folder of your own histories, one file a segment; empty: ours", analysis=True, path=True
     )
-    metrics: tuple[str, ...] = param((), "names in your archive, as ours=theirs, e.g. ce=train/CE loss", analysis=True)
+    metrics: tuple[str, ...] = param(
+        (), "names in your archive: ours, an equals sign, yours; e.g. ce and train/CE loss", analysis=True
+    )
 
 
 def _fractions(count: int) -> tuple[float, ...]:
@@ -421,6 +423,7 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    tests=("tests/training/test_run.py", "tests/training/test_optimizer.py", "tests/kernels/test_model.py"),
     opens=opener(read),
     own="archive",
     recorded=archived,

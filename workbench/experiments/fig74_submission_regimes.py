@@ -373,5 +373,12 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    tests=(
+        "tests/experiments/test_fig74_submission_regimes.py",
+        "tests/measure/test_capture.py",
+        "tests/kernels/test_model.py",
+        "tests/kernels/test_block.py",
+        "tests/kernels/test_block_gpu.py",
+    ),
     recording="2026-11-29_h200_464a777",
 )

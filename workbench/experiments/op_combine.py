@@ -89,5 +89,6 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    tests=("tests/kernels/test_combine.py", "tests/kernels/test_combine_path.py"),
     recording="2026-11-29_h200_464a777",
 )

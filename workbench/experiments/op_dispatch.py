@@ -99,5 +99,6 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    tests=("tests/kernels/test_dispatch.py",),
     recording="2026-11-29_h200_464a777",
 )

@@ -90,5 +90,6 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    tests=("tests/kernels/test_grouped_gemm.py",),
     recording="2026-11-29_h200_1a32063",
 )

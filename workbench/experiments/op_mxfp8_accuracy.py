@@ -204,6 +204,7 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    tests=("tests/kernels/test_mxfp8.py", "tests/kernels/test_mxfp8_reference.py"),
     recording="2026-11-29_h200_464a777",
     live_on_cpu=True,
 )

@@ -301,6 +301,12 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    tests=(
+        "tests/experiments/test_op_routed_block.py",
+        "tests/kernels/test_model.py",
+        "tests/kernels/test_block.py",
+        "tests/kernels/test_block_gpu.py",
+    ),
     recording="2026-11-29_h200_1a32063",
 )
 

@@ -103,5 +103,6 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    tests=("tests/kernels/test_router.py",),
     recording="2026-11-29_h200_1a32063",
 )

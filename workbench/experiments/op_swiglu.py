@@ -93,5 +93,6 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    tests=("tests/kernels/test_swiglu.py",),
     recording="2026-11-29_h200_464a777",
 )

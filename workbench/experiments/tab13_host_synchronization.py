@@ -138,5 +138,6 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    tests=("tests/measure/test_capture.py", "tests/experiments/test_measured_tables.py"),
     recording="2026-11-29_h200_464a777",
 )

@@ -414,5 +414,11 @@ EXPERIMENT = Experiment(
     checks=checks,
     model=model,
     measure=measure,
+    tests=(
+        "tests/experiments/test_tab14_mechanism_costs.py",
+        "tests/kernels/test_route_map.py",
+        "tests/kernels/test_block.py",
+        "tests/kernels/test_block_gpu.py",
+    ),
     recording="2026-11-29_h200_464a777",
 )

@@ -421,6 +421,11 @@ EXPERIMENT = Experiment(
     checks=checks,
     report=report_rows,
     measure=measure,
+    tests=(
+        "tests/experiments/test_tab48_submission_tax.py",
+        "tests/kernels/test_mxfp8.py",
+        "tests/kernels/test_mxfp8_launch.py",
+    ),
     recording="2026-11-29_h200_9c4015b",
     needs="one GPU of compute capability 9 (H100, H200)",
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -49,7 +48,7 @@ def measure(params: FirstLookParams, recorder: Any) -> None:
     """Time the loop without the profiler, variants interleaved; then profile them, interleaved in one trace."""
     import torch
 
-    from workbench.core.scrub import scrub
+    from workbench.core.scrub import scrub_trace
     from workbench.measure import timing
     from workbench.measure.block_loop import build, graphed
     from workbench.measure.capture import capture
@@ -91,7 +90,7 @@ def measure(params: FirstLookParams, recorder: Any) -> None:
         kept = {size: _rounds(calls[size], params, Path(folder) / f"{size}.json") for size in SIZES}
         kept["short_item_stacks"] = capture(calls["short"]["item"], Path(folder) / "stacks.json", steps=2, stacks=True)
         for name, path in kept.items():
-            text = _scrubbed(path.read_text(encoding="utf-8"), scrub)
+            text = scrub_trace(path.read_text(encoding="utf-8"))
             recorder.attach(f"{name}.json.gz", gzip.compress(text.encode(), 9, mtime=0))
 
 
@@ -120,73 +119,6 @@ def _rounds(calls: dict[str, Any], params: FirstLookParams, path: Path) -> Path:
                 if not torch.cuda.current_stream().query():
                     raise RuntimeError(f"{variant}: the device still works {PAUSE_S * 1e3:g} ms after its last launch")
     return recording.path
-
-
-def _scrubbed(text: str, scrub: Any) -> str:
-    """The trace without identifying text; the digits of its times are kept as written."""
-    trace = json.loads(text, parse_float=_Digits)
-    for key in list(trace):
-        if key not in (
-            "traceEvents",
-            "schemaVersion",
-            "deviceProperties",
-            "displayTimeUnit",
-            "baseTimeNanoseconds",
-            "cuda_driver_version",
-            "cuda_runtime_version",
-            "cupti_version",
-        ):
-            del trace[key]
-    kept = []
-    for event in trace["traceEvents"]:
-        if "name" in event:
-            event["name"] = _relative(event["name"])
-        if event.get("ph") == "M" and event.get("name") == "process_labels":
-            continue
-        args = event.get("args")
-        if isinstance(args, dict):
-            event["args"] = {
-                k: v for k, v in args.items() if not isinstance(v, str) or k in ("name", "kind", "cuda_sync_kind")
-            }
-        kept.append(event)
-    trace["traceEvents"] = kept
-    return _dump(scrub(trace))
-
-
-def _relative(name: Any) -> Any:
-    """A Python frame's path from its package on, so that a line is named without a machine's folders."""
-    if not isinstance(name, str) or "): " not in name or "/" not in name:
-        return name
-    path, rest = name.split("(", 1)
-    if not path.startswith("/"):
-        return name
-    for root in ("site-packages/", "dist-packages/", "/lib/python3", "workbench/"):
-        at = path.rfind(root)
-        if at >= 0:
-            start = at + len(root) if root.endswith("packages/") else at + root.startswith("/")
-            return f"{path[start:]}({rest}"
-    return f"{path.rsplit('/', 1)[-1]}({rest}"
-
-
-class _Digits(float):
-    """A float that remembers the digits it was written with."""
-
-    text: str
-
-    def __new__(cls, text: str):
-        self = super().__new__(cls, text)
-        self.text = text
-        return self
-
-
-def _dump(value: Any) -> str:
-    if isinstance(value, _Digits):
-        return value.text
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{json.dumps(k)}:{_dump(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ",".join(map(_dump, value)) + "]"
-    return json.dumps(value)
 
 
 @dataclass(frozen=True)
@@ -349,5 +281,6 @@ EXPERIMENT = Experiment(
     own="trace",
     recorded=recorded,
     measure=measure,
+    tests=("tests/traces/test_first_look.py", "tests/measure/test_capture.py"),
     recording=RECORDING,
 )

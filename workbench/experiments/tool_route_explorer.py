@@ -260,6 +260,8 @@ EXPERIMENT = Experiment(
     checks=checks,
     model=model,
     measure=measure,
+    tests=("tests/kernels/test_route_map.py", "tests/models/test_routing_model.py"),
     live_on_cpu=True,
     needs="a CUDA GPU, or the kernels' reference on the CPU",
+    default_source="model",
 )

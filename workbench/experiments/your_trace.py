@@ -43,8 +43,7 @@ def measure(params: YourTraceParams, recorder: Any) -> None:
     """Profile the loop with reads, with stacks, and keep the trace and its verdict."""
     import gzip
 
-    from workbench.core.scrub import scrub
-    from workbench.experiments.tool_first_look import _scrubbed
+    from workbench.core.scrub import scrub_notebook, scrub_trace
     from workbench.measure.block_loop import build
     from workbench.measure.capture import capture, verify
 
@@ -65,11 +64,11 @@ def measure(params: YourTraceParams, recorder: Any) -> None:
         )
     with tempfile.TemporaryDirectory() as folder:
         path = capture(lambda: step(True), Path(folder) / "trace.json", steps=3, warmup=2, stacks=True)
-        text = _scrubbed(path.read_text(encoding="utf-8"), scrub)
+        text = scrub_trace(path.read_text(encoding="utf-8"))
     recorder.attach(FILE, gzip.compress(text.encode(), 9, mtime=0))
     notebook = _headroom_notebook()
     if notebook is not None:
-        recorder.attach("headroom.ipynb", json.dumps(_scrub_text(notebook, scrub)).encode())
+        recorder.attach("headroom.ipynb", json.dumps(scrub_notebook(notebook)).encode())
 
 
 CELLS = (
@@ -78,16 +77,6 @@ CELLS = (
     "%%headroom -n 3 -w 2 --stacks\nstep(True)",
     "%%headroom -n 3 -w 2\nstep(False)",
 )
-
-
-def _scrub_text(value: Any, scrub: Any) -> Any:
-    """`scrub` on everything but base64 data, whose letters can look like a path."""
-    if isinstance(value, dict):
-        binary = value.get("encoding") == "base64"
-        return {k: v if k == "bdata" or (binary and k == "data") else _scrub_text(v, scrub) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_scrub_text(v, scrub) for v in value]
-    return scrub(value)
 
 
 def _headroom_notebook() -> dict[str, Any] | None:
@@ -186,5 +175,7 @@ EXPERIMENT = Experiment(
     own="trace",
     recorded=recorded,
     measure=measure,
+    tests=("tests/measure/test_capture.py", "tests/traces/test_on_gpu.py"),
     recording=RECORDING,
+    default_source="recorded",
 )

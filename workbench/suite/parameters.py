@@ -7,22 +7,24 @@ then runs to the end and ignores it. Here the experiment's declaration decides.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import json
-import types
-import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from workbench.core.params import Params, path_parameters
+from workbench.core.params import (
+    ParameterError,
+    Params,
+    convert,
+    describe,
+    describe_line,
+    parse_text,
+    path_parameters,
+    typed,
+    unknown_name,
+)
 from workbench.suite.catalog import Declared, Notebook, NotebookError
 
 SOURCE_CHOICES = ("auto", "model", "recorded", "live", "report")
-
-
-class ParameterError(ValueError):
-    """An unknown name or a bad value; the message names what is allowed."""
 
 
 def split_assignments(items: Iterable[str]) -> dict[str, str]:
@@ -61,110 +63,6 @@ def read_parameter_file(path: Path) -> dict[str, Any]:
     return content
 
 
-def describe(cls: type[Params], names: Iterable[str] | None = None) -> list[dict[str, Any]]:
-    """Return name, type, default, bounds and meaning of each parameter, as plain JSON values."""
-    hints = typing.get_type_hints(cls)
-    rows = []
-    for f in dataclasses.fields(cls):
-        if names is not None and f.name not in names:
-            continue
-        row = {"name": f.name, "type": _type_name(hints[f.name]), "default": _plain(f.default)}
-        row |= {
-            k: _plain(f.metadata.get(k))
-            for k in ("min", "max", "choices", "unit", "doc")
-            if f.metadata.get(k) not in (None, "")
-        }
-        rows.append(row)
-    return rows
-
-
-def describe_line(row: Mapping[str, Any]) -> str:
-    """Return one row of `describe` as a line for people."""
-    bounds = ""
-    if "choices" in row:
-        bounds = f", one of {', '.join(map(str, row['choices']))}"
-    elif "min" in row or "max" in row:
-        bounds = f", {row.get('min', '-inf')} to {row.get('max', 'inf')}"
-    unit = f" {row['unit']}" if row.get("unit") else ""
-    doc = f"  ({row['doc']})" if row.get("doc") else ""
-    return f"{row['name']}: {row['type']} = {row['default']!r}{unit}{bounds}{doc}"
-
-
-def convert(cls: type[Params], given: Mapping[str, Any], *, base: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Turn given text or values into checked, JSON-ready values of the experiment's parameters.
-
-    Args:
-        cls: the experiment's parameters.
-        given: name to text (or to a value from a file).
-        base: values that the given ones are combined with for checks across fields.
-    Raises:
-        ParameterError: an unknown name or a bad value; the message lists what is allowed and the bounds.
-    """
-    hints = typing.get_type_hints(cls)
-    allowed = [f.name for f in dataclasses.fields(cls)]
-    typed: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in allowed:
-            if name == "source":
-                raise ParameterError("parameter 'source': use --source")
-            raise ParameterError(_unknown(name, allowed, [describe_line(r) for r in describe(cls)]))
-        try:
-            typed[name] = parse_text(value, hints[name]) if isinstance(value, str) else value
-        except ValueError as error:
-            line = describe_line(describe(cls, [name])[0])
-            raise ParameterError(f"parameter {name!r}: {error}\n  allowed: {line}") from None
-    try:
-        checked = cls(**{**(base or {}), **typed}).as_dict()
-    except (TypeError, ValueError) as error:
-        lines = [describe_line(r) for r in describe(cls, list(typed) or None)]
-        raise ParameterError("\n  ".join([str(error), "allowed:", *lines])) from None
-    return {name: checked[name] for name in typed}
-
-
-def parse_text(text: str, hint: Any) -> Any:
-    """Read text as the annotated type, without guessing.
-
-    Raises:
-        ValueError: the text is not of that type.
-    """
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        if type(None) in args and text.strip().lower() in ("none", "null", ""):
-            return None
-        return parse_text(text, next(a for a in args if a is not type(None)))
-    if origin is Literal:
-        for choice in args:
-            if str(choice) == text:
-                return choice
-        raise ValueError(f"expected one of {', '.join(map(repr, args))}, got {text!r}")
-    if origin in (tuple, list):
-        return _parse_list(text, args[0] if args else str)
-    if hint is bool:
-        word = {"true": True, "false": False}.get(text.strip().lower())
-        if word is None:
-            raise ValueError(f"expected true or false, got {text!r}")
-        return word
-    if hint is int or hint is float:
-        try:
-            return hint(text)
-        except ValueError:
-            kind = "a whole number" if hint is int else "a number"
-            raise ValueError(f"expected {kind}, got {text!r}") from None
-    if hint is str:
-        return text
-    raise ValueError(f"cannot be set from text: its type is {_type_name(hint)}")
-
-
-def _parse_list(text: str, item: Any) -> list[Any]:
-    if text.strip().startswith("["):
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"expected a JSON list, got {text!r}: {error}") from None
-        return [parse_text(v, item) if isinstance(v, str) else v for v in values]
-    return [parse_text(part.strip(), item) for part in text.split(",") if part.strip()]
-
-
 def assign(
     notebooks: Sequence[Notebook],
     shared: Mapping[str, Any],
@@ -200,7 +98,7 @@ def assign(
         own = per_slug.get(notebook.slug, {})
         for name in own:
             if name not in declared or name == "source":
-                raise ParameterError(f"{notebook.slug}: " + _unknown(name, have[notebook.slug], _lines(notebook)))
+                raise ParameterError(f"{notebook.slug}: " + unknown_name(name, have[notebook.slug], _lines(notebook)))
         mine = {k: v for k, v in shared.items() if k in declared and k != "source"} | dict(own)
         unused -= mine.keys()
         try:
@@ -217,7 +115,7 @@ def assign(
             raise ParameterError("parameter 'source': use --source")
         names = sorted({n for ns in have.values() for n in ns})
         lines = [f"{slug}: {', '.join(ns) or 'none'}" for slug, ns in have.items()]
-        raise ParameterError(_unknown(name, names, full if len(notebooks) <= 3 else lines))
+        raise ParameterError(unknown_name(name, names, full if len(notebooks) <= 3 else lines))
     stray = set(per_slug) - set(result)
     if stray:
         raise ParameterError(f"parameters given for {sorted(stray)[0]!r}, which is not selected")
@@ -230,22 +128,16 @@ def check(notebook: Notebook, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ParameterError: a name that the notebook does not assign, or a bad value.
     """
-    declared = notebook.declared
+    declared, experiment = notebook.declared, notebook.experiment
     for name in given:
         if name not in declared:
-            raise ParameterError(_unknown(name, list(declared), _lines(notebook)))
-    fields: set[str] = set()
-    values: dict[str, Any] = {}
-    if notebook.experiment is not None:
-        cls = notebook.experiment.params
-        fields = {f.name for f in dataclasses.fields(cls)}
-        base = {d.name: d.default for d in declared.values() if d.literal and d.name in fields}
-        values = convert(cls, {k: v for k, v in given.items() if k in fields}, base=base)
-        values |= {name: _found(name, values[name]) for name in path_parameters(cls) if values.get(name)}
-    for name, value in given.items():
-        if name not in fields:
-            values[name] = _own_value(declared[name], value)
-    return values
+            raise ParameterError(unknown_name(name, list(declared), _lines(notebook)))
+    cls = experiment.params if experiment else Params
+    fields = {f.name for f in dataclasses.fields(cls)}
+    base = {d.name: d.default for d in declared.values() if d.literal and d.name in fields}
+    values = convert(cls, {k: v for k, v in given.items() if k in fields}, base=base)
+    values |= {name: _found(name, values[name]) for name in path_parameters(cls) if values.get(name)}
+    return values | {name: _own_value(declared[name], v) for name, v in given.items() if name not in fields}
 
 
 def _found(name: str, text: str) -> str:
@@ -269,58 +161,36 @@ def _refuse_unrecorded(notebook: Notebook, params: Mapping[str, Any]) -> None:
     try:
         if experiment.choose(source) == "recorded":
             recording = load_recording(experiment.slug, experiment.recording)
-            experiment._as_recorded(experiment.params(**{k: v for k, v in values.items() if k in fields}), recording)
+            experiment.as_recorded(experiment.params(**{k: v for k, v in values.items() if k in fields}), recording)
     except (ValueError, FileNotFoundError) as error:
         raise ParameterError(str(error)) from None
 
 
 def _own_value(declared: Declared, value: Any) -> Any:
     """Type a parameter that no experiment declares by its annotation, else by its default's type."""
-    known = {"int": int, "float": float, "bool": bool, "str": str}
-    hint: Any = known.get(declared.annotation) or (type(declared.default) if declared.literal else None)
-    if declared.name == "source":
+    name, default = declared.name, declared.default
+    if name == "source":
         if value not in SOURCE_CHOICES:
             raise ParameterError(f"parameter 'source': expected one of {', '.join(SOURCE_CHOICES)}, got {value!r}")
         return value
+    known = {t.__name__: t for t in (int, float, bool, str)}
+    hint: Any = known.get(declared.annotation) or (type(default) if declared.literal else None)
     if hint in (list, tuple):
-        item = type(declared.default[0]) if declared.default else str
-        hint = list[item]
+        hint = list[type(default[0]) if default else str]
     elif hint not in known.values():
-        raise ParameterError(
-            f"parameter {declared.name!r}: cannot be set, its type is not declared in the parameters cell"
-        )
+        raise ParameterError(f"parameter {name!r}: cannot be set, its type is not declared in the parameters cell")
     try:
-        typed = parse_text(value, hint) if isinstance(value, str) else value
+        value = parse_text(value, hint) if isinstance(value, str) else value
     except ValueError as error:
-        raise ParameterError(f"parameter {declared.name!r}: {error}") from None
-    expected: type = typing.get_origin(hint) or hint
-    if expected is float and isinstance(typed, int) and not isinstance(typed, bool):
-        typed = float(typed)
-    if not isinstance(typed, expected) or (expected is int and isinstance(typed, bool)):
-        raise ParameterError(
-            f"parameter {declared.name!r}: expected {expected.__name__}, got {type(typed).__name__} {typed!r}"
-        )
-    return typed
+        raise ParameterError(f"parameter {name!r}: {error}") from None
+    try:
+        found = typed(name, value, hint)
+    except ValueError as error:
+        raise ParameterError(str(error)) from None
+    return list(found) if isinstance(found, tuple) else found
 
 
 def _lines(notebook: Notebook) -> list[str]:
-    names = [n for n in notebook.declared if n != "source"]
     if notebook.experiment is None:
-        return [f"{n} = {notebook.declared[n].default!r}" for n in names]
-    return [describe_line(r) for r in describe(notebook.experiment.params, names)]
-
-
-def _unknown(name: str, allowed: Sequence[str], lines: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, allowed, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return "\n  ".join([f"unknown parameter {name!r}{hint}", "allowed:", *(lines or ["none"])])
-
-
-def _type_name(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint).replace("typing.", "")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return [_plain(v) for v in value]
-    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
+        return [f"{n} = {d.default!r}" for n, d in notebook.declared.items() if n != "source"]
+    return [describe_line(r) for r in describe(notebook.experiment.params) if r["name"] in notebook.declared]

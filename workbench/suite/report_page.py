@@ -11,7 +11,7 @@ from workbench.core.colours import SOURCE_COLOURS
 from workbench.core.files import replace_file
 from workbench.core.record import counted
 from workbench.suite.catalog import GROUPS
-from workbench.suite.index import HEADINGS
+from workbench.suite.generated import HEADINGS
 from workbench.suite.pages import FOLDER, rendered
 from workbench.suite.thumbnails import dark_of, draw, picture_of
 from workbench.suite.verdict import STANDINGS, standing

@@ -142,11 +142,6 @@ def natural(text: str) -> list[Any]:
     return [int(t) if i % 2 else t for i, t in enumerate(re.split(r"([0-9]{1,18})", text))]
 
 
-def printable(text: str) -> str:
-    """Return text without control characters: a name from a file must not steer a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
 def _tag(stem: str) -> tuple[str, str]:
     """Return (segment, metric) of a one-metric file's name: TensorBoard writes ``<run>-tag-<metric>``."""
     segment, found, metric = stem.rpartition("-tag-")

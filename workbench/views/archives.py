@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.core.experiment import Result
+from workbench.core.output import plain
 from workbench.core.record import Recording
 
 
@@ -35,8 +36,6 @@ def archived(params: Any, origin: Archive | Recording) -> Any:
 
 def reading_report(result: Result) -> str:
     """Return what reading an archive did, line by line; one line where the table is ours."""
-    from workbench.training.archive import printable
-
     if isinstance(result.origin, Archive):
-        return "\n".join(map(printable, result.origin.told))
+        return "\n".join(map(plain, result.origin.told))
     return f"no archive: {result.badge}"
