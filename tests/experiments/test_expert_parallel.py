@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -10,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from changing import changed
 from test_fig74_submission_regimes import build
 
 from workbench.core.experiment import Check, Result
 from workbench.core.record import Recording
+from workbench.core.tables import grouped
 from workbench.experiments import load
 
 polars = pytest.importorskip("polars")
@@ -39,18 +40,11 @@ def rows(tmp_path_factory) -> list[dict]:
     return json.loads((out / "rows.json").read_text())
 
 
-def result(experiment: Any, rows: list[dict], **params: Any) -> Result:
+def result(experiment: Any, rows: list[dict], by: str = "section", **params: Any) -> Result:
     plain = [{k: v for k, v in row.items() if k != "samples_us"} for row in rows]
-    table = polars.DataFrame(plain, infer_schema_length=None)
     record = {"environment": {"gpu": "two of them", "links": {"nvlinks_per_gpu": 18, "nvlink_GBps_per_link": 26.5}}}
     kept = Recording(experiment.slug, "live", record)
-    return Result(
-        experiment=experiment,
-        params=experiment.params(**params),
-        source="live",
-        tables={"table": table},
-        recording=kept,
-    )
+    return experiment.result(experiment.params(**params), "live", grouped(plain, by), kept)
 
 
 def sheet(rows: list[dict]) -> Result:
@@ -242,7 +236,7 @@ def regimes(rows, captures) -> Result:
     for v in variants:
         found = skew_rows([captures[v, rank] for rank in (0, 1)], "microbatch 1")
         out += [{"variant": v, "length": 16} | r for r in found]
-    return result(regimes_ep.EXPERIMENT, out, sequences=2, length=16)
+    return result(regimes_ep.EXPERIMENT, out, by="part", sequences=2, length=16)
 
 
 def test_a_step_is_as_slow_as_its_slowest_rank():
@@ -259,11 +253,8 @@ def test_every_rank_is_checked_and_shown(regimes):
     every = "synchronized: one host wait in every routed block's forward, on every rank"
     assert claims[every].holds is True
     assert claims["rowwise: 0 host waits in a whole step, on every rank"].holds is True
-    table = regimes.table.with_columns(
-        polars.when((polars.col("part") == "block") & (polars.col("rank") == 1))
-        .then(2).otherwise(polars.col("waits")).alias("waits")
-    )  # fmt: skip
-    other = dataclasses.replace(regimes, tables={"table": table})
+    twice = polars.when(polars.col("rank") == 1).then(2).otherwise(polars.col("waits")).alias("waits")
+    other = changed(regimes, "block", twice)
     assert {c.claim: c for c in other.checks}[every].holds is False, "rank 1 alone breaks the claim"
     with pytest.raises(ValueError, match=r"rank 2 was not captured: expected one of \[0, 1\]"):
         regimes_ep.of_rank(regimes, 2)
@@ -282,10 +273,10 @@ def test_every_rank_is_checked_and_shown(regimes):
     ],
 )
 def test_one_more_on_one_rank_fails_the_claim_of_whole_steps(regimes, column, claim):
-    mine = (polars.col("part") == "rank step") & (polars.col("variant") == "rowwise") & (polars.col("rank") == 1)
+    mine = (polars.col("variant") == "rowwise") & (polars.col("rank") == 1)
     for count, holds in ((0, True), (1, False)):
-        table = regimes.table.with_columns(polars.when(mine).then(count).otherwise(polars.col(column)).alias(column))
-        other = dataclasses.replace(regimes, tables={"table": table})
+        new = polars.when(mine).then(count).otherwise(polars.col(column)).alias(column)
+        other = changed(regimes, "rank_step", new)
         assert {c.claim: c for c in other.checks}[claim].holds is holds
 
 
@@ -310,20 +301,12 @@ def test_ranks_that_wait_longer_without_host_waits_fail_the_claim(regimes):
     claim = "synchronized ranks wait longer for each other than rowwise ones"
     for longer, holds in (("synchronized", True), ("rowwise", False)):
         waited = polars.when(polars.col("variant") == longer).then(9.0).otherwise(1.0)
-        table = regimes.table.with_columns(
-            polars.when(polars.col("part") == "rank").then(waited).otherwise(polars.col("peer_wait_us"))
-            .alias("peer_wait_us")
-        )  # fmt: skip
-        (check,) = [c for c in dataclasses.replace(regimes, tables={"table": table}).checks if claim in c.claim]
+        other = changed(regimes, "rank", waited.alias("peer_wait_us"))
+        (check,) = [c for c in other.checks if claim in c.claim]
         assert check.holds is holds
         assert not check.fails, "rank 1 is the last at every meeting: a slow GPU is the reason"
-    first = polars.col("last_rank").is_not_null() & (polars.col("block") == 0)
-    by_turns = polars.when(first).then(0).otherwise(polars.col("last_rank")).alias("last_rank")
-    (check,) = [
-        c
-        for c in dataclasses.replace(regimes, tables={"table": table.with_columns(by_turns)}).checks
-        if claim in c.claim
-    ]
+    by_turns = polars.when(polars.col("block") == 0).then(0).otherwise(polars.col("last_rank")).alias("last_rank")
+    (check,) = [c for c in changed(other, "collective", by_turns).checks if claim in c.claim]
     assert check.fails and "rank 1 comes last at 3 of 4 rowwise meetings" in check.value
 
 
@@ -382,22 +365,18 @@ def test_the_pinned_ranks_traces_say_what_the_table_says(recorded):
     for variant in ("synchronized", "rowwise"):
         paths = [kept.recording.file(trace_name(variant, 8192, rank)) for rank in (0, 1)]
         again = [r["skew_us"] for r in skew_rows(paths, "microbatch 1") if r["part"] == "collective"]
-        chosen = (polars.col("part") == "collective") & (polars.col("variant") == variant)
-        assert again == kept.table.filter(chosen & (polars.col("length") == 8192))["skew_us"].to_list()
+        chosen = polars.col("variant") == variant
+        assert again == kept.tables["collective"].filter(chosen & (polars.col("length") == 8192))["skew_us"].to_list()
         assert len(again) == 35, "five for each of seven routed blocks, forward and backward"
 
 
 def test_a_table_of_one_start_says_so_and_the_recording_has_five(recorded):
     kept = recorded["fig74_submission_regimes_ep"]
     assert kept.recording.record["protocol"]["restarts"] == 5
-    first = polars.col("process").is_null() | (polars.col("process") == 0)
+    first = polars.col("process") == 0
     for result, said, starts in (
         (kept, "every process start", "(5)"),
-        (
-            dataclasses.replace(kept, tables={"table": kept.table.filter(first)}),
-            "the one process start there is",
-            "one start",
-        ),
+        (changed(kept, "step", keep=first), "the one process start there is", "one start"),
     ):
         assert any(f"in {said}" in c.claim for c in result.checks)
         beside = regimes_ep.beside_one_gpu(result).filter(polars.col("where") != "one GPU (recorded)")
@@ -408,7 +387,7 @@ def test_crossing_rates_of_the_recording_stay_below_the_links(recorded):
     from workbench.experiments.op_expert_parallel import nvlink_GBps
 
     kept = recorded["op_expert_parallel"]
-    moved = kept.table.filter(polars.col("section") == "bandwidth")
+    moved = kept.tables["bandwidth"]
     limit = nvlink_GBps(kept)
     assert limit == pytest.approx(18 * 26.562)
     # A backward combine reads and writes: its bytes go both ways.

@@ -87,7 +87,12 @@ def test_identities_of_the_rule_fail_on_a_damaged_table() -> None:
 
 
 def _with(result: Result, table: pl.DataFrame) -> Result:
-    return Result(experiment=result.experiment, params=result.params, source=result.source, tables={"table": table})
+    return Result(
+        experiment=result.experiment,
+        params=result.params,
+        source=result.source,
+        tables=result.tables | {"boxes": table},
+    )
 
 
 def test_printed_values_are_the_defaults() -> None:
@@ -108,7 +113,7 @@ def test_figure_draws_every_box_and_its_source(slug: str) -> None:
     result = workbench.load(slug).run()
     fig = result.figure()
     drawn = sum(len(t.x) for t in fig.data if t.type == "bar")
-    boxes = result.table.filter(pl.col("value_start").is_null() & (pl.col("end") > pl.col("start")))
+    boxes = result.tables["boxes"].filter(pl.col("end") > pl.col("start"))
     assert drawn == boxes.height
     assert fig.layout.meta["badge"] == "conceptual model, not measured"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from changing import changed
 
 from workbench.experiments import fig74_submission_regimes as fig74
 from workbench.experiments import load
@@ -206,8 +207,7 @@ def test_recorded_claims_hold_or_are_known(recorded):
     ],
 )
 def test_another_capture_would_fail_its_claim(recorded, part, column, value, claim):
-    changed = pl.when(pl.col("part") == part).then(pl.lit(value)).otherwise(pl.col(column)).alias(column)
-    other = dataclasses.replace(recorded, tables={"table": recorded.table.with_columns(changed)})
+    other = changed(recorded, part, pl.lit(value).alias(column))
     assert any(claim in c.claim and c.fails for c in other.checks)
 
 
@@ -218,17 +218,19 @@ def test_a_prediction_that_misses_elsewhere_has_no_known_reason(recorded, varian
     """What excuses the short sequences: the prediction is too long, because rowwise submits fewer launches."""
     short = fig74.captured_lengths(recorded)[-1]
     assert fig74.what_if_check(recorded, short).known
-    mine = (pl.col("part") == part) & (pl.col("variant") == variant)
-    changed = pl.when(mine).then(pl.col(column) * factor).otherwise(pl.col(column)).alias(column)
-    other = dataclasses.replace(recorded, tables={"table": recorded.table.with_columns(changed)})
+    mine = pl.col("variant") == variant
+    new = pl.when(mine).then(pl.col(column) * factor).otherwise(pl.col(column)).alias(column)
+    other = changed(recorded, part, new)
     assert fig74.what_if_check(other, short).fails
 
 
 @needs_recording
 def test_one_slower_rowwise_process_fails_the_claim(recorded):
-    row = (pl.col("part") == "step") & (pl.col("variant") == "rowwise") & (pl.col("process") == 2)
+    row = (pl.col("variant") == "rowwise") & (pl.col("process") == 2)
     slower = pl.when(row).then(pl.lit(1e4)).otherwise(pl.col("step_ms")).alias("step_ms")
-    other = dataclasses.replace(recorded, tables={"table": recorded.table.with_columns(slower)})
+    other = dataclasses.replace(
+        recorded, tables=recorded.tables | {"step": recorded.tables["step"].with_columns(slower)}
+    )
     assert sum("every process start" in c.claim and c.fails for c in other.checks) == 2
 
 
@@ -237,8 +239,8 @@ def test_the_pinned_traces_say_what_the_table_says(recorded):
     for variant in ("synchronized", "rowwise"):
         rows = analyse(recorded.recording.file(f"trace_{variant}_8192.json.gz"), fig74.MICROBATCH)
         again = [r["waits"] for r in rows_of(rows, "block")]
-        chosen = (pl.col("part") == "block") & (pl.col("variant") == variant) & (pl.col("length") == 8192)
-        assert again == recorded.table.filter(chosen)["waits"].to_list()
+        chosen = (pl.col("variant") == variant) & (pl.col("length") == 8192)
+        assert again == recorded.tables["block"].filter(chosen)["waits"].to_list()
 
 
 @needs_recording

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import polars as pl
 import pytest
 import torch
 
 from workbench.core.experiment import Result
+from workbench.core.tables import grouped
 from workbench.experiments import op_mxfp8_accuracy as accuracy
 from workbench.measure import mxfp8_accuracy
 
@@ -36,10 +36,7 @@ def table(**changed: float) -> Result:
                 {"kind": "loss", "precision": precision, "seed": seed, "step": s, "loss": base + offset}
                 for s in range(60)
             ]
-    frame = pl.DataFrame(rows, infer_schema_length=None)
-    return Result(
-        experiment=accuracy.EXPERIMENT, params=accuracy.AccuracyParams(), source="model", tables={"table": frame}
-    )
+    return accuracy.EXPERIMENT.result(accuracy.AccuracyParams(), "model", grouped(rows, "kind"))
 
 
 def test_claims_hold_on_these_rows():

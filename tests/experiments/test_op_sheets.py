@@ -107,12 +107,7 @@ def test_route_explorer_gives_the_same_table_by_model_and_by_the_kernels_referen
 def test_route_explorer_notices_a_broken_table():
     experiment = workbench.load("tool_route_explorer")
     good = experiment.run(source="model", tokens=64, capacity_factor=0.5)
-    rows = good.table.to_dicts()
+    rows = good.rows("cell")
     rows[0]["kept"] += 10_000
-    broken = Result(
-        experiment=experiment,
-        params=good.params,
-        source="model",
-        tables={"table": pl.DataFrame(rows, infer_schema_length=None)},
-    )
+    broken = experiment.result(good.params, "model", good.tables | {"cell": rows})
     assert not all(c.holds for c in broken.checks)

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from workbench.core.experiment import Result
+from workbench.core.tables import grouped, tables_of
 from workbench.experiments import load
 from workbench.experiments import tab14_mechanism_costs as tab14
 from workbench.models.routing import route, skewed_experts
@@ -23,7 +24,7 @@ def drawn() -> Result:
 
 def measured_rows(drawn: Result) -> list[dict]:
     """The drawn drops plus times that follow the valid rows."""
-    rows = drawn.table.to_dicts()
+    rows = [r | {"part": "drops"} for r in drawn.table.to_dicts()]
     for tokens, block in ((1024, 500.0), (4096, 1500.0)):
         rows.append({"part": "metadata", "what": tab14.METADATA, "tokens": tokens, "time_us_p50": 20.0, "launches": 3})
         rows.append({"part": "metadata", "what": tab14.BLOCK, "tokens": tokens, "time_us_p50": block, "launches": 40})
@@ -39,7 +40,7 @@ def measured_rows(drawn: Result) -> list[dict]:
 
 def measured(drawn: Result, rows: list[dict]) -> Result:
     """A result over rows, as if measured."""
-    return dataclasses.replace(drawn, tables={"table": pl.DataFrame(rows, infer_schema_length=None)})
+    return dataclasses.replace(drawn, tables=tables_of(grouped(rows, "part")))
 
 
 def test_model_claims_hold(drawn):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import ipywidgets
 import pytest
@@ -21,7 +21,7 @@ class LineParams(Params):
     points: int = param(5, "number of points", min=2, max=50)
     # Ten to the power of the logarithm of these bounds lies outside of them.
     scale: float = param(15.0, "factor", min=11.0, max=20.0, log=True)
-    shape: Literal["line", "square"] = param("line", "form")
+    shape: str = param("line", "form", choices=("line", "square"))
     size: int = param(64, "sizes far apart", choices=(16, 64, 4096), log=True)
     label: str = param("x", "has no bounds, so no control")
 

@@ -262,6 +262,10 @@ class Result:
         """Slug of the experiment."""
         return self.experiment.slug
 
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """Rows of one table; none where the result has no such table."""
+        return self.tables[table].to_dicts() if table in self.tables else []
+
     def with_params(self, **changes: Any) -> Result:
         """Return the result for other parameters: a model is run anew, a measured table is kept and analysed anew.
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.files import new_folder
-from workbench.core.tables import MAIN, tables_of
+from workbench.core.tables import MAIN, grouped, tables_of
 
 SCHEMA = 1
 # Fields of Appendix B.9 by group; `REQUIRED` may not be null, because no reader could use the numbers without them.
@@ -256,6 +256,10 @@ class Recorder:
         if table not in self.tables and not re.fullmatch(r"[a-z0-9][a-z0-9_]*", table):
             raise ValueError(f"table name {table!r}: expected lower-case letters, digits, '_'")
         self.tables.setdefault(table, []).append(values)
+
+    def split(self, by: str) -> None:
+        """Give the rows written so far a table for each value of the field `by`."""
+        self.tables |= grouped(self.tables.pop(MAIN, []), by)
 
     def samples(self, name: str, values: Sequence[float]) -> None:
         """Keep raw repeats under `name` (summaries alone are not evidence)."""

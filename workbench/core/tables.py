@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,11 +23,31 @@ def tables_of(rows: Any) -> dict[str, pl.DataFrame]:
     }
 
 
+def grouped(rows: Iterable[Mapping[str, Any]], by: str) -> dict[str, list[dict[str, Any]]]:
+    """Give rows of several kinds, told apart by the field `by`, a table each; the field itself goes."""
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        name = str(row[by]).replace(" ", "_")
+        tables.setdefault(name, []).append({k: v for k, v in row.items() if k != by})
+    return tables
+
+
 def split(table: pl.DataFrame, by: str) -> dict[str, pl.DataFrame]:
     """Take a table of several kinds of rows apart: one table per value of the column `by`, in order of appearance.
 
-    The column itself goes, and so does in each part every column that is null throughout. Recordings made when a
-    recording was one table hold such unions.
+    The column itself goes, and so does in each part every column that is null throughout.
     """
     parts = {str(key[0]): part.drop(by) for key, part in table.group_by(by, maintain_order=True)}
-    return {name: part[[c.name for c in part if c.null_count() < len(c)]] for name, part in parts.items()}
+    return {
+        name.replace(" ", "_"): part[[c.name for c in part if c.null_count() < len(c)]] for name, part in parts.items()
+    }
+
+
+def recorded_kinds(by: str) -> Any:
+    """Return `Experiment.recorded` for recordings that were one table of several kinds of rows: it is taken apart."""
+
+    def recorded(params: Any, recording: Any) -> dict[str, pl.DataFrame]:
+        tables = recording.tables()
+        return split(tables[MAIN], by) if list(tables) == [MAIN] else tables
+
+    return recorded

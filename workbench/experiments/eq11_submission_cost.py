@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
+from workbench.core.tables import recorded_kinds
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -26,7 +27,7 @@ class SubmissionCostParams(Params):
     level: float = param(0.95, "coverage of the intervals", min=0.5, max=0.999, analysis=True)
 
 
-def measure(params: SubmissionCostParams, recorder: Any) -> list[dict[str, Any]]:
+def measure(params: SubmissionCostParams, recorder: Any) -> None:
     """Time the submission of every member of the family, interleaved in rounds."""
     from workbench.measure.regions import count_launches, measure_region, spin_cycles_per_us
     from workbench.measure.submission_family import family, launch_calls
@@ -57,7 +58,7 @@ def measure(params: SubmissionCostParams, recorder: Any) -> list[dict[str, Any]]
         recorder.samples(name, values)
     for m in members:
         recorder.row(
-            part="family",
+            "family",
             region=m.name,
             launches=m.launches,
             operators=m.operators,
@@ -67,14 +68,23 @@ def measure(params: SubmissionCostParams, recorder: Any) -> list[dict[str, Any]]
         )
     for name, times, call in calls:
         found = {api: (count / times, us) for api, (count, us) in count_launches(call, every=True)[1].items()}
-        recorder.row(part="api", region=name, **summary(samples[name], "submit_us"), api=json.dumps(found))
-    return recorder.rows
+        recorder.row("api", region=name, **summary(samples[name], "submit_us"))
+        for api, (times, us) in found.items():
+            recorder.row("call", region=name, api=api, times=times, us=us)
 
 
-def _part(result: Result, part: str) -> Any:
-    import polars as pl
-
-    return result.table.filter(pl.col("part") == part)
+def recorded(params: SubmissionCostParams, recording: Any) -> dict[str, Any]:
+    """The recording's tables; an older one holds one table, with each operation's driver calls as JSON in a cell."""
+    tables = recorded_kinds("part")(params, recording)
+    if "call" not in tables:
+        api = tables["api"]
+        tables["call"] = [
+            {"region": region, "api": name, "times": times, "us": us}
+            for region, cell in zip(api["region"], api["api"])
+            for name, (times, us) in json.loads(cell).items()
+        ]
+        tables["api"] = api.drop("api")
+    return tables
 
 
 def fit(result: Result) -> Any:
@@ -86,7 +96,7 @@ def fit(result: Result) -> Any:
 
     from workbench.models.regression import least_squares
 
-    t = _part(result, "family")
+    t = result.tables["family"]
     design = np.column_stack([np.ones(t.height), t["launches"], t["operators"], t["views"], t["modules"]]).astype(float)
     return least_squares(design, t["submit_us_p20"].to_numpy(), level=result.params.level)
 
@@ -95,12 +105,12 @@ def api_costs(result: Result) -> list[dict[str, Any]]:
     """Per operator: its host time, and the driver calls it makes, each with what the profiler says one takes."""
     from workbench.measure.regions import NOT_WORK
 
-    out = []
-    for r in _part(result, "api").to_dicts():
+    out, times = [], "times"
+    for r in result.rows("api"):
         calls = [
-            f"{name}{f' x {count:g}' if count != 1 else ''}, {us:.1f} us"
-            for name, (count, us) in json.loads(r["api"]).items()
-            if not any(word in name for word in NOT_WORK)
+            f"{c['api']}{f' x {c[times]:g}' if c[times] != 1 else ''}, {c['us']:.1f} us"
+            for c in result.rows("call")
+            if c["region"] == r["region"] and not any(word in c["api"] for word in NOT_WORK)
         ]
         out.append({
             "operator": r["region"], "host us, p20": r["submit_us_p20"], "p50": r["submit_us_p50"],
@@ -117,7 +127,7 @@ def checks(result: Result) -> list[Check]:
     def text(term: str) -> str:
         return "{:.2f} us ({:.2f} to {:.2f})".format(*at[term])
 
-    cost = dict(_part(result, "api").select("region", "submit_us_p20").iter_rows())
+    cost = dict(result.tables["api"].select("region", "submit_us_p20").iter_rows())
     unseen, graph = cost["elementwise kernel, neg_"], cost["replay of a graph of 64 kernels"]
     predicted = at["launch"][0] + at["operator"][0]
     return [
@@ -146,7 +156,7 @@ def draw(result: Result) -> go.Figure:
     from workbench.views.plotting import figure
 
     f = fit(result)
-    t = _part(result, "family")
+    t = result.tables["family"]
     measured = t["submit_us_p20"].to_numpy()
     fitted = measured - f.residuals
     fig = figure("Submission time, measured and by Equation 11", rows=2, height=680, row_heights=[0.7, 0.3])
@@ -202,6 +212,7 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    recorded=recorded,
     tests=("tests/measure/test_timing.py", "tests/experiments/test_measured_tables.py"),
     recording="2026-11-29_h200_1a32063",
 )

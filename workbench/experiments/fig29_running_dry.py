@@ -68,10 +68,10 @@ def host_wait(params: Fig29Params) -> Program:
     return Program(tuple(steps), name="host wait")
 
 
-def model(params: Fig29Params) -> list[dict[str, Any]]:
+def model(params: Fig29Params) -> dict[str, list[dict[str, Any]]]:
     """Simulate both panels."""
     curves = {"queued_blocks": queued_blocks}
-    return rows(SLOW, slow_submission(params), curves) + rows(WAIT, host_wait(params), curves)
+    return rows({SLOW: slow_submission(params), WAIT: host_wait(params)}, curves)
 
 
 def figure(result: Result):
@@ -92,22 +92,24 @@ def figure(result: Result):
 
 def checks(result: Result) -> list[Check]:
     """Claims of the caption."""
-    table, params = result.table, result.params
+    params = result.params
     labels = [f"b{i + 1}" for i in range(params.blocks)]
-    waited = waited_for(table, SLOW)
+    waited = waited_for(result, SLOW)
     first = labels.index(waited[0]) if waited else None
-    behind_lead = box(table, SLOW, "gpu_execute", "b1")["start"] > box(table, SLOW, "cpu_submit", "b1")["end"] + EPSILON
-    idle = [r["end"] - r["start"] for r in boxes(table, SLOW, "idle")]
-    wait = box(table, WAIT, "sync_wait", "device value")
-    gap = total(boxes(table, WAIT, "idle"))
-    resumed = box(table, WAIT, "cpu_submit", f"b{QUEUED_BEFORE_WAIT + 1}")
+    behind_lead = (
+        box(result, SLOW, "gpu_execute", "b1")["start"] > box(result, SLOW, "cpu_submit", "b1")["end"] + EPSILON
+    )
+    idle = [r["end"] - r["start"] for r in boxes(result, SLOW, "idle")]
+    wait = box(result, WAIT, "sync_wait", "device value")
+    gap = total(boxes(result, WAIT, "idle"))
+    resumed = box(result, WAIT, "cpu_submit", f"b{QUEUED_BEFORE_WAIT + 1}")
     submitted_meanwhile = [
         r
-        for r in boxes(table, WAIT, "cpu_submit")
+        for r in boxes(result, WAIT, "cpu_submit")
         if wait["start"] < r["end"] - EPSILON and r["start"] < wait["end"] - EPSILON
     ]
-    idle_until = [r["end"] for r in boxes(table, WAIT, "idle")]
-    queued = boxes(table, WAIT, "queued_blocks")
+    idle_until = [r["end"] for r in boxes(result, WAIT, "idle")]
+    queued = boxes(result, WAIT, "queued_blocks")
     at_resume = max((r["value_start"] for r in queued if wait["end"] <= r["start"] < resumed["end"]), default=0)
     rebuilt = max((r["value_start"] for r in queued if r["start"] >= resumed["end"]), default=0)
     return [

@@ -70,9 +70,9 @@ def microbatch(params: Fig30Params) -> Program:
     return Program(tuple(steps), (Op("previous backward", params.carried_lead, tone="alt"),), name="microbatch")
 
 
-def model(params: Fig30Params) -> list[dict[str, Any]]:
+def model(params: Fig30Params) -> dict[str, list[dict[str, Any]]]:
     """Simulate both panels."""
-    return rows(KERNELS, kernels(params)) + rows(MICROBATCH, microbatch(params))
+    return rows({KERNELS: kernels(params), MICROBATCH: microbatch(params)})
 
 
 def figure(result: Result):
@@ -84,34 +84,33 @@ def figure(result: Result):
     return draw(result, [(panel, title, "headroom", "headroom H(t)") for panel, title in panels])
 
 
-def _after(table: Any, panel: str, time: float) -> float:
+def _after(result: Result, panel: str, time: float) -> float:
     """Headroom at `time`, after a jump there."""
-    return next((r["value_start"] for r in boxes(table, panel, "headroom") if abs(r["start"] - time) < EPSILON), 0.0)
+    return next((r["value_start"] for r in boxes(result, panel, "headroom") if abs(r["start"] - time) < EPSILON), 0.0)
 
 
-def _before(table: Any, panel: str, time: float) -> float:
+def _before(result: Result, panel: str, time: float) -> float:
     """Headroom just before `time`."""
-    return next((r["value_end"] for r in boxes(table, panel, "headroom") if abs(r["end"] - time) < EPSILON), 0.0)
+    return next((r["value_end"] for r in boxes(result, panel, "headroom") if abs(r["end"] - time) < EPSILON), 0.0)
 
 
 def checks(result: Result) -> list[Check]:
     """Claims of the caption."""
-    table = result.table
-    done = {r["label"]: r["end"] for p in (KERNELS, MICROBATCH) for r in boxes(table, p, "cpu_submit")}
-    lead = {k: _after(table, KERNELS, done[k]) for k in (*LARGE, *SMALL)}
+    done = {r["label"]: r["end"] for p in (KERNELS, MICROBATCH) for r in boxes(result, p, "cpu_submit")}
+    lead = {k: _after(result, KERNELS, done[k]) for k in (*LARGE, *SMALL)}
     names = (*LARGE, *SMALL)
     built = lead["k1"] < lead["k2"] < lead["k3"]
     spent = all(lead[b] < lead[a] - EPSILON for a, b in pairwise(names[2:-1]))
-    waited = waited_for(table, KERNELS)
-    same_a, differ_a = idle_matches_zero(table, KERNELS)
-    same_b, differ_b = idle_matches_zero(table, MICROBATCH)
+    waited = waited_for(result, KERNELS)
+    same_a, differ_a = idle_matches_zero(result, KERNELS)
+    same_b, differ_b = idle_matches_zero(result, MICROBATCH)
     forward = [f"F{i + 1}" for i in range(LAYERS)]
-    before = [_before(table, MICROBATCH, done[name]) for name in forward]
-    waited_b = waited_for(table, MICROBATCH)
-    forward_begins = boxes(table, MICROBATCH, "cpu_submit")[2 * LAYERS]["start"]
-    carried_in = _after(table, MICROBATCH, 0.0)
-    rebuilt = _after(table, MICROBATCH, forward_begins)
-    backward_end = next(r["end"] for r in boxes(table, MICROBATCH, "gpu_execute") if r["label"] == "B1")
+    before = [_before(result, MICROBATCH, done[name]) for name in forward]
+    waited_b = waited_for(result, MICROBATCH)
+    forward_begins = boxes(result, MICROBATCH, "cpu_submit")[2 * LAYERS]["start"]
+    carried_in = _after(result, MICROBATCH, 0.0)
+    rebuilt = _after(result, MICROBATCH, forward_begins)
+    backward_end = next(r["end"] for r in boxes(result, MICROBATCH, "gpu_execute") if r["label"] == "B1")
     return [
         Check("(a) Cheap submissions of large kernels k1-k3 build the lead", built, _numbers(lead, LARGE)),
         Check(
@@ -121,7 +120,7 @@ def checks(result: Result) -> list[Check]:
         ),
         Check(
             "(a) After the lead reaches zero the GPU waits for k7's submission, and for that one alone",
-            waited == ["k7"] and _before(table, KERNELS, done["k7"]) == 0,
+            waited == ["k7"] and _before(result, KERNELS, done["k7"]) == 0,
             f"the GPU waits for {', '.join(waited) or 'no kernel'}",
         ),
         Check(

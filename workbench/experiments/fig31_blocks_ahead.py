@@ -47,10 +47,10 @@ def routed(params: Fig31Params) -> Program:
     return Program(tuple(steps), name="routed")
 
 
-def model(params: Fig31Params) -> list[dict[str, Any]]:
+def model(params: Fig31Params) -> dict[str, list[dict[str, Any]]]:
     """Simulate both timelines."""
     curves = {"blocks_ahead": blocks_ahead, "headroom": device_headroom}
-    return rows(DENSE, dense(params), curves) + rows(ROUTED, routed(params), curves)
+    return rows({DENSE: dense(params), ROUTED: routed(params)}, curves)
 
 
 def figure(result: Result):
@@ -66,17 +66,17 @@ def figure(result: Result):
 
 def checks(result: Result) -> list[Check]:
     """Claims of the caption."""
-    table, params = result.table, result.params
-    ahead = {p: max(r["value_start"] for r in boxes(table, p, "blocks_ahead")) for p in (DENSE, ROUTED)}
-    headroom = max(r["value_start"] for r in boxes(table, ROUTED, "headroom"))
-    dense_idle, routed_idle = (total(boxes(table, p, "idle")) for p in (DENSE, ROUTED))
-    waits = boxes(table, ROUTED, "sync_wait")
+    params = result.params
+    ahead = {p: max(r["value_start"] for r in boxes(result, p, "blocks_ahead")) for p in (DENSE, ROUTED)}
+    headroom = max(r["value_start"] for r in boxes(result, ROUTED, "headroom"))
+    dense_idle, routed_idle = (total(boxes(result, p, "idle")) for p in (DENSE, ROUTED))
+    waits = boxes(result, ROUTED, "sync_wait")
     late = [
         w["label"]
         for w in waits
-        if abs(w["end"] - max(w["start"], box(table, ROUTED, "gpu_execute", f"{w['label'].split()[1]} route")["end"]))
+        if abs(w["end"] - max(w["start"], box(result, ROUTED, "gpu_execute", f"{w['label'].split()[1]} route")["end"]))
         > EPSILON
-        or box(table, ROUTED, "cpu_submit", f"{w['label'].split()[1]} rest")["start"] < w["end"] - EPSILON
+        or box(result, ROUTED, "cpu_submit", f"{w['label'].split()[1]} rest")["start"] < w["end"] - EPSILON
     ]
     return [
         Check("Dense: the CPU runs three blocks ahead in the drawn span", ahead[DENSE] == 3, f"{ahead[DENSE]:.0f}"),

@@ -74,12 +74,14 @@ def route_map(params: Fig33Params, shared_expert: float) -> Program:
     )
 
 
-def model(params: Fig33Params) -> list[dict[str, Any]]:
+def model(params: Fig33Params) -> dict[str, list[dict[str, Any]]]:
     """Simulate Figure 33 (no cover), Figure 34 (covered) and the device route map."""
-    return (
-        rows(BARE, split_lists(params, 0.0))
-        + rows(COVERED, split_lists(params, params.shared_expert))
-        + rows(DEVICE, route_map(params, params.shared_expert))
+    return rows(
+        {
+            BARE: split_lists(params, 0.0),
+            COVERED: split_lists(params, params.shared_expert),
+            DEVICE: route_map(params, params.shared_expert),
+        }
     )
 
 
@@ -97,17 +99,16 @@ def figure(result: Result):
 
 def checks(result: Result) -> list[Check]:
     """Claims of both captions."""
-    table = result.table
-    submitted = {p: box(table, p, "gpu_execute", EXCHANGE)["start"] for p in (BARE, COVERED)}
-    wait = {p: total(boxes(table, p, "sync_wait")) for p in (BARE, COVERED, DEVICE)}
-    idle = {p: total(boxes(table, p, "idle")) for p in (BARE, COVERED, DEVICE)}
-    begins = {p: _launch(table, p, submitted[p]) for p in submitted}
-    visible = {p: max(r["end"] for r in boxes(table, p, "sync_wait")) for p in (BARE, COVERED)}
+    submitted = {p: box(result, p, "gpu_execute", EXCHANGE)["start"] for p in (BARE, COVERED)}
+    wait = {p: total(boxes(result, p, "sync_wait")) for p in (BARE, COVERED, DEVICE)}
+    idle = {p: total(boxes(result, p, "idle")) for p in (BARE, COVERED, DEVICE)}
+    begins = {p: _launch(result, p, submitted[p]) for p in submitted}
+    visible = {p: max(r["end"] for r in boxes(result, p, "sync_wait")) for p in (BARE, COVERED)}
     copied = {
-        p: max((r["end"] for r in boxes(table, p, "gpu_execute") if r["label"] == "D2H"), default=visible[p])
+        p: max((r["end"] for r in boxes(result, p, "gpu_execute") if r["label"] == "D2H"), default=visible[p])
         for p in visible
     }
-    gaps = [r["end"] for r in boxes(table, BARE, "idle")]
+    gaps = [r["end"] for r in boxes(result, BARE, "idle")]
     return [
         Check(
             "Figure 33: the GPU becomes idle until the host has the counts and submits the all-to-all",
@@ -129,15 +130,15 @@ def checks(result: Result) -> list[Check]:
         ),
         Check(
             "Device route map: no host wait, and the GPU is not idle",
-            not boxes(table, DEVICE, "sync_wait") and idle[DEVICE] < EPSILON,
+            not boxes(result, DEVICE, "sync_wait") and idle[DEVICE] < EPSILON,
             f"wait {wait[DEVICE]:.2f}, idle {idle[DEVICE]:.2f}",
         ),
     ]
 
 
-def _launch(table: Any, panel: str, otherwise: float) -> float:
+def _launch(result: Result, panel: str, otherwise: float) -> float:
     """When the host begins to launch the all-to-all; a launch without host cost has no box."""
-    return next((r["start"] for r in boxes(table, panel, "cpu_submit") if r["label"] == EXCHANGE), otherwise)
+    return next((r["start"] for r in boxes(result, panel, "cpu_submit") if r["label"] == EXCHANGE), otherwise)
 
 
 def interactive(params: Fig33Params) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
+from workbench.core.tables import recorded_kinds
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -40,7 +41,7 @@ class RegimesParams(Params):
     variant: str = param("synchronized", "variant above rowwise", choices=VARIANTS[:3], analysis=True)
 
 
-def measure(params: RegimesParams, recorder: Any) -> list[dict[str, Any]]:
+def measure(params: RegimesParams, recorder: Any) -> None:
     """Time whole steps over process restarts, then capture every variant in this process."""
     from workbench.measure.regimes import Bench, in_new_process, packed, trace_name
     from workbench.views.regimes import capture_rows
@@ -53,7 +54,6 @@ def measure(params: RegimesParams, recorder: Any) -> list[dict[str, Any]]:
     recorder.set("topology", nodes=1, gpus=1, dp=1, ep_mp=1, microbatch=params.sequences, accumulation=1,
                  note="one rank: NCCL exchanges with itself, rowwise moves rows in its own memory; the model is one "
                  "rank's share of the report's, with all eight layers")  # fmt: skip
-    rows: list[dict[str, Any]] = recorder.rows
     for process in range(params.processes - 1):
         _step_rows(recorder, in_new_process(options), process)
     bench = Bench(experts=params.experts, grouped_gemm=None)
@@ -74,8 +74,8 @@ def measure(params: RegimesParams, recorder: Any) -> list[dict[str, Any]]:
                 paths[variant] = Path(folder) / trace_name(variant, length)
                 paths[variant].write_bytes(packed(bench.capture(variant, params.sequences, length)))
                 recorder.attach(paths[variant].name, paths[variant])
-            rows.extend({"length": length, **r} for r in capture_rows(paths, MICROBATCH))
-    return rows
+            recorder.rows.extend({"length": length, **r} for r in capture_rows(paths, MICROBATCH))
+    recorder.split("part")
 
 
 def set_protocol(recorder: Any, params: RegimesParams) -> None:
@@ -111,16 +111,13 @@ def _step_rows(recorder: Any, times: dict[str, dict[str, list[float]]], process:
 
 
 def part_rows(result: Result, part: str, variant: str, length: int) -> list[dict[str, Any]]:
-    """Return the rows of one part, variant and sequence length."""
-    import polars as pl
-
-    chosen = (pl.col("part") == part) & (pl.col("variant") == variant) & (pl.col("length") == length)
-    return result.table.filter(chosen).to_dicts()
+    """Return the rows of one table, variant and sequence length."""
+    return [r for r in result.rows(part) if (r["variant"], r["length"]) == (variant, length)]
 
 
 def captured_lengths(result: Result) -> list[int]:
     """Return the sequence lengths of a table, longest first."""
-    return sorted(set(result.table["length"].to_list()), reverse=True)
+    return sorted(set(result.tables["capture"]["length"].to_list()), reverse=True)
 
 
 def step_spread(result: Result, variant: str, length: int) -> tuple[float, float, float]:
@@ -373,6 +370,7 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    recorded=recorded_kinds("part"),
     tests=(
         "tests/experiments/test_fig74_submission_regimes.py",
         "tests/measure/test_capture.py",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import param
+from workbench.core.tables import recorded_kinds
 from workbench.experiments import fig74_submission_regimes as one
 from workbench.experiments.fig74_submission_regimes import MICROBATCH, RegimesParams, part_rows
 from workbench.views.ranks import on_every_rank
@@ -35,7 +36,7 @@ class RegimesRanksParams(RegimesParams):
     rank: int = param(0, "rank that is shown", min=0, max=63, analysis=True)
 
 
-def measure(params: RegimesRanksParams, recorder: Any) -> list[dict[str, Any]]:
+def measure(params: RegimesRanksParams, recorder: Any) -> None:
     """Start one process per GPU again and again, time whole steps, and capture every rank in the first start."""
     from workbench.measure.multi_gpu import Options, run
 
@@ -45,7 +46,6 @@ def measure(params: RegimesRanksParams, recorder: Any) -> list[dict[str, Any]]:
             lengths=params.lengths, visits=params.visits,
         )  # fmt: skip
         keep(params, recorder, run(options, params.ranks, params.processes), Path(folder))
-    return recorder.rows
 
 
 def keep(params: RegimesRanksParams, recorder: Any, found: Sequence[dict[str, Any]], folder: Path) -> None:
@@ -85,6 +85,7 @@ def keep(params: RegimesRanksParams, recorder: Any, found: Sequence[dict[str, An
         for variant in variants:
             for row in skew_rows([mine[variant] for mine in paths], MICROBATCH):
                 recorder.row(**{"variant": variant, "length": length, "ranks": ranks} | row)
+    recorder.split("part")
 
 
 def rank_rows(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -118,9 +119,7 @@ def step_samples(found: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
 
 def ranks_of(result: Result) -> list[int]:
     """Return the ranks that were captured."""
-    import polars as pl
-
-    return sorted(result.table.filter(pl.col("part") == "capture")["rank"].unique().to_list())
+    return sorted(result.tables["capture"]["rank"].unique().to_list())
 
 
 def of_rank(result: Result, rank: int) -> Result:
@@ -133,8 +132,8 @@ def of_rank(result: Result, rank: int) -> Result:
 
     if rank not in ranks_of(result):
         raise ValueError(f"rank {rank} was not captured: expected one of {ranks_of(result)}")
-    mine = pl.col("rank").is_null() | (pl.col("rank") == rank)
-    return dataclasses.replace(result, tables={"table": result.table.filter(mine)})
+    tables = {n: t.filter(pl.col("rank") == rank) if "rank" in t.columns else t for n, t in result.tables.items()}
+    return dataclasses.replace(result, tables=tables)
 
 
 def costs(result: Result) -> pl.DataFrame:
@@ -147,9 +146,7 @@ def costs(result: Result) -> pl.DataFrame:
     import polars as pl
 
     rows = []
-    for (variant, length), _ in result.table.filter(pl.col("part") == "rank").group_by(
-        ["variant", "length"], maintain_order=True
-    ):
+    for (variant, length), _ in result.tables["rank"].group_by(["variant", "length"], maintain_order=True):
         for mine in part_rows(result, "rank", variant, length):
             (c,) = part_rows(of_rank(result, mine["rank"]), "capture", variant, length)
             named = {"device": c["device_us"], "idle": c["device_idle_us"], "host_wait": c["wait_us"],
@@ -191,7 +188,9 @@ def skews(result: Result) -> pl.DataFrame:
     """Return per variant and length the ranks' skew at collectives and block starts: median, p80, greatest, in us."""
     import polars as pl
 
-    apart = result.table.filter(pl.col("part").is_in(["collective", "block start"]))
+    columns = ["variant", "length", "skew_us"]
+    parts = (("collective", "collective"), ("block_start", "block start"))
+    apart = pl.concat([result.tables[name][columns].with_columns(part=pl.lit(part)) for name, part in parts])
     return apart.group_by("variant", "length", "part", maintain_order=True).agg(
         pl.len().alias("count"),
         pl.col("skew_us").median().round(1).alias("median_us"),
@@ -207,7 +206,7 @@ def checks(result: Result) -> list[Check]:
     views = [of_rank(result, rank) for rank in ranks_of(result)]
     out = [on_every_rank(same) for same in zip(*(one.capture_checks(v) for v in views))]
     out.append(on_every_rank([one.host_loop_check(v) for v in views]))
-    counted = result.table.filter((pl.col("part") == "rank step") & pl.col("waits").is_not_null())
+    counted = result.tables["rank_step"].filter(pl.col("waits").is_not_null())
     for variant, wanted in WAITS.items():
         mine = counted.filter(pl.col("variant") == variant)
         waits, pageable = sorted(set(mine["waits"].to_list())), int(mine["pageable_d2h"].sum() or 0)
@@ -295,6 +294,7 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    recorded=recorded_kinds("part"),
     tests=(
         "tests/measure/test_multi_gpu.py",
         "tests/experiments/test_expert_parallel.py",

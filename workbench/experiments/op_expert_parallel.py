@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
+from workbench.core.tables import recorded_kinds
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -37,14 +38,13 @@ class ExpertParallelParams(Params):
     repeats: int = param(10, "interleaved visits of each variant", min=2, max=100)
 
 
-def measure(params: ExpertParallelParams, recorder: Any) -> list[dict[str, Any]]:
+def measure(params: ExpertParallelParams, recorder: Any) -> None:
     """Start one process per GPU, with NCCL and NVSHMEM, and gather every rank's rows."""
     from workbench.measure.multi_gpu import Options, run
 
     with tempfile.TemporaryDirectory() as folder:
         options = Options(out=folder, layer_tokens=params.layer_tokens, repeats=params.repeats)
         keep(params, recorder, run(options, params.ranks))
-    return recorder.rows
 
 
 def keep(params: ExpertParallelParams, recorder: Any, found: Sequence[dict[str, Any]]) -> None:
@@ -74,15 +74,17 @@ def keep(params: ExpertParallelParams, recorder: Any, found: Sequence[dict[str, 
         if samples is not None:
             what = [row.get(k) for k in ("section", "call", "path", "shared_mode", "tokens", "rank")]
             recorder.samples("_".join(str(w) for w in what if w is not None), samples)
-        recorder.row(**row)
+        recorder.row(row.pop("section"), **row)
 
 
-def slowest_rank(table: pl.DataFrame) -> pl.DataFrame:
+def ranks_of(result: Result) -> int:
+    """Return how many ranks were measured."""
+    return max(r["ranks"] for r in result.table.to_dicts())
+
+
+def slowest_rank(result: Result) -> pl.DataFrame:
     """Return per path and tokens the block's time on its slowest rank: p20, p50 and p80 of that rank, in us."""
-    import polars as pl
-
-    rows = table.filter(pl.col("section") == "layer")
-    slowest = rows.sort("time_us_p50").group_by("path", "shared_mode", "tokens").last()
+    slowest = result.tables["layer"].sort("time_us_p50").group_by("path", "shared_mode", "tokens").last()
     return slowest.sort("path", "shared_mode", "tokens")
 
 
@@ -97,9 +99,8 @@ def checks(result: Result) -> list[Check]:
     """Parity, waits on every rank, row movement against a peer copy, block times."""
     import polars as pl
 
-    table = result.table
-    ranks = int(table["ranks"].max())  # type: ignore[arg-type]
-    parity = table.filter(pl.col("section") == "parity")
+    ranks = ranks_of(result)
+    parity = result.tables["parity"]
     out = [
         Check(
             f"both paths on {ranks} ranks equal one rank within the budgets",
@@ -108,7 +109,7 @@ def checks(result: Result) -> list[Check]:
             f"{(parity['error'] / parity['budget']).max():.2g}" if parity.height else "not measured",
         )
     ]  # fmt: skip
-    timed = table.filter((pl.col("section") == "layer") & pl.col("waits").is_not_null())
+    timed = result.tables["layer"].filter(pl.col("waits").is_not_null())
     rowwise = timed.filter(pl.col("path") == "rowwise")
     synchronized = timed.filter(pl.col("path") == "synchronized")
     for claim, part, good in (
@@ -119,7 +120,7 @@ def checks(result: Result) -> list[Check]:
         out.append(Check(claim, bool(part.select(good.all()).item()) if part.height else None, seen))
     out.append(_bandwidth_check(result, ranks))
     by_path = {
-        (r["path"], r["shared_mode"], r["tokens"]): r["time_us_p50"] for r in slowest_rank(table).iter_rows(named=True)
+        (r["path"], r["shared_mode"], r["tokens"]): r["time_us_p50"] for r in slowest_rank(result).iter_rows(named=True)
     }
     sizes = sorted({tokens for _, _, tokens in by_path})
     ratios = {t: by_path["synchronized", "stream", t] / by_path["rowwise", "stream", t] for t in sizes}
@@ -135,7 +136,7 @@ def peer_shares(table: pl.DataFrame) -> dict[str, float]:
 
     shares: dict[str, float] = {}
     for rank in table["rank"].unique().to_list():
-        rows = table.filter((pl.col("section") == "bandwidth") & (pl.col("rank") == rank))
+        rows = table.filter(pl.col("rank") == rank)
         rate = {r["call"]: r["remote_GBps"] for r in rows.iter_rows(named=True)}
         for call, copy in COPIES.items():
             shares[call] = min(shares.get(call, float("inf")), rate[call] / rate[copy])
@@ -143,12 +144,10 @@ def peer_shares(table: pl.DataFrame) -> dict[str, float]:
 
 
 def _bandwidth_check(result: Result, ranks: int) -> Check:
-    import polars as pl
-
     claim = f"dispatch, combine and dispatch's backward move their remote bytes at {NEAR:.0%} of a peer copy or better"
-    if ranks == 1 or not result.table.filter(pl.col("section") == "bandwidth").height:
+    if ranks == 1 or not result.rows("bandwidth"):
         return Check(claim, None, "one rank has no peer")
-    shares = peer_shares(result.table)
+    shares = peer_shares(result.tables["bandwidth"])
     return Check(claim, min(shares.values()) >= NEAR, ", ".join(f"{c} {share:.0%}" for c, share in shares.items()))
 
 
@@ -159,13 +158,13 @@ def draw(result: Result) -> go.Figure:
     from workbench.core.colours import INK, SERIES
     from workbench.views.plotting import figure, spread
 
-    ranks = int(result.table["ranks"].max())  # type: ignore[arg-type]
+    ranks = ranks_of(result)
     fig = figure(
         f"Expert parallelism on {ranks} GPU{'s' if ranks > 1 else ''}", height=430, cols=2, shared_xaxes=False,
         column_widths=[0.52, 0.48], horizontal_spacing=0.22,
         subplot_titles=["routed block, forward + backward, eager", "bytes that cross to a peer"],
     )  # fmt: skip
-    table = slowest_rank(result.table).to_dicts()
+    table = slowest_rank(result).to_dicts()
     for key, colour in zip(PATHS, SERIES):
         rows = [r for r in table if (r["path"], r["shared_mode"]) == key]
         fig.add_scatter(
@@ -177,7 +176,7 @@ def draw(result: Result) -> go.Figure:
     sizes = sorted({r["tokens"] for r in table})
     fig.update_xaxes(type="log", title="tokens per rank microbatch", tickvals=sizes, tickformat="d", minor={}, col=1)
     fig.update_yaxes(type="log", title="slowest rank (ms)", col=1)
-    moved = result.table.filter((pl.col("section") == "bandwidth") & (pl.col("remote_bytes") > 0))
+    moved = result.tables["bandwidth"].filter(pl.col("remote_bytes") > 0)
     rates = moved.group_by("call", maintain_order=True).agg(pl.col("remote_GBps").min()).to_dicts()[::-1]
     copies = set(COPIES.values())
     fig.add_bar(
@@ -205,6 +204,7 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    recorded=recorded_kinds("section"),
     tests=(
         "tests/measure/test_multi_gpu.py",
         "tests/experiments/test_expert_parallel.py",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
+from workbench.core.tables import recorded_kinds
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -33,7 +34,7 @@ class AccuracyParams(Params):
     seeds: tuple[int, ...] = param((0, 1, 2), "seeds of the training runs")
 
 
-def measure(params: AccuracyParams, recorder: Any) -> list[dict[str, Any]]:
+def measure(params: AccuracyParams, recorder: Any) -> None:
     """Measure errors of every mode and train in both precisions from every seed.
 
     Kernels run on a GPU; on the CPU the reference does, whose bytes the kernels write and whose sums are FP64.
@@ -75,13 +76,13 @@ def measure(params: AccuracyParams, recorder: Any) -> list[dict[str, Any]]:
         for precision in ("bf16", "mxfp8"):
             for step, loss in enumerate(train(precision, seed, steps=params.steps)):
                 recorder.row(kind="loss", precision=precision, seed=seed, step=step, loss=round(loss, 5))
-    return recorder.rows
+    recorder.split("kind")
 
 
 def final_losses(result: Result) -> dict[str, list[float]]:
     """Return the mean loss of the last steps of every run, by precision, in the order of the seeds."""
     out: dict[str, list[float]] = {}
-    rows = [r for r in result.table.to_dicts() if r["kind"] == "loss"]
+    rows = result.rows("loss")
     for precision in ("bf16", "mxfp8"):
         for seed in sorted({r["seed"] for r in rows}):
             run = [r["loss"] for r in rows if r["precision"] == precision and r["seed"] == seed]
@@ -92,7 +93,7 @@ def final_losses(result: Result) -> dict[str, list[float]]:
 
 def checks(result: Result) -> list[Check]:
     """What the modes promise, and that training does not notice."""
-    found = {(r["distribution"], r["mode"]): r for r in result.table.to_dicts() if r["kind"] == "error"}
+    found = {(r["distribution"], r["mode"]): r for r in result.rows("error")}
     ordinary = sorted({d for d, _ in found} - {"adversarial"})
     out = []
     for mode, claim in ((PROMOTED, "the folded product"), (EXACT, "exact mode")):
@@ -143,7 +144,6 @@ def draw(result: Result) -> go.Figure:
     from workbench.core.colours import COLOURS, SERIES
     from workbench.views.plotting import WIDE_LABELS, figure
 
-    rows = result.table.to_dicts()
     fig = figure(
         "What MXFP8 expert products get wrong",
         rows=2,
@@ -152,7 +152,7 @@ def draw(result: Result) -> go.Figure:
         vertical_spacing=0.19,
         subplot_titles=("relative error against FP64 of the exact MX values", "training loss, every seed"),
     )
-    errors = [r for r in rows if r["kind"] == "error"]
+    errors = result.rows("error")
     for i, name in enumerate(dict.fromkeys(r["distribution"] for r in errors)):
         part = [r for r in errors if r["distribution"] == name]
         fig.add_trace(
@@ -166,7 +166,7 @@ def draw(result: Result) -> go.Figure:
             row=1,
             col=1,
         )
-    losses = [r for r in rows if r["kind"] == "loss"]
+    losses = result.rows("loss")
     # The curves coincide: the wider one beneath stays visible.
     looks = (("bf16", COLOURS["idle"], "solid", 4), ("mxfp8", COLOURS["gpu_execute"], "dot", 1.2))
     for precision, colour, dash, width in looks:
@@ -204,6 +204,7 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    recorded=recorded_kinds("kind"),
     tests=("tests/kernels/test_mxfp8.py", "tests/kernels/test_mxfp8_reference.py"),
     recording="2026-11-29_h200_464a777",
     live_on_cpu=True,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
+from workbench.core.tables import recorded_kinds
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -51,7 +52,7 @@ def _drop_row(params: MechanismCostsParams, skew: float, factor: float, drop: fl
 
     rows = capacity_rows(params.drop_tokens, params.top_k, factor)
     return {
-        "part": "drops", "what": f"skew {skew:g}", "tokens": params.drop_tokens, "capacity_factor": factor,
+        "what": f"skew {skew:g}", "tokens": params.drop_tokens, "capacity_factor": factor,
         "skew": skew, "drop_rate": drop, "capacity_use": use,
         "bytes": BUFFERS * rows * params.width * BF16_BYTES,
     }  # fmt: skip
@@ -86,7 +87,7 @@ def trained_routers() -> tuple[float, float] | None:
     return float(found.min()), float(found.max())
 
 
-def model(params: MechanismCostsParams) -> list[dict[str, Any]]:
+def model(params: MechanismCostsParams) -> dict[str, list[dict[str, Any]]]:
     """Drops and capacity use of drawn routes, on the CPU."""
     import numpy as np
 
@@ -97,10 +98,10 @@ def model(params: MechanismCostsParams) -> list[dict[str, Any]]:
         drops, use = drop_rate_curve(_routes(params, skew), params.num_experts, np.array(params.capacity_factors))
         for factor, drop, used in zip(params.capacity_factors, drops, use):
             rows.append(_drop_row(params, skew, factor, float(drop), float(used)))
-    return rows
+    return {"drops": rows}
 
 
-def measure(params: MechanismCostsParams, recorder: Any) -> list[dict[str, Any]]:
+def measure(params: MechanismCostsParams, recorder: Any) -> None:
     """Time the mechanisms on this GPU and count its drops."""
     recorder.set(
         "protocol",
@@ -117,7 +118,6 @@ def measure(params: MechanismCostsParams, recorder: Any) -> list[dict[str, Any]]
     _measure_metadata(params, recorder)
     _measure_drops(params, recorder)
     _measure_tails(params, recorder)
-    return recorder.rows
 
 
 def _timed(recorder: Any, name: str, call: Callable[[], Any], copies: int = 4) -> dict[str, float]:
@@ -151,7 +151,7 @@ def _measure_metadata(params: MechanismCostsParams, recorder: Any) -> None:
             BLOCK: torch.no_grad()(lambda x=x: block(x)),
         }
         for what, call in calls.items():
-            recorder.row(part="metadata", what=what, tokens=tokens, capacity_factor=1.25,
+            recorder.row("metadata", what=what, tokens=tokens, capacity_factor=1.25,
                          **_timed(recorder, f"{what} {tokens}", call), **summary(submit_us(call), "submit_us"),
                          launches=launches(call))  # fmt: skip
 
@@ -215,7 +215,7 @@ def _measure_tail(params: MechanismCostsParams, recorder: Any, tokens: int, fact
             "grouped GEMM, up and gate": lambda e=ends: grouped_gemm(x, weights, e, out=out_h),
         }
         for what, call in calls.items():
-            recorder.row(part="tail", what=what, tokens=tokens, capacity_factor=factor, rows=rows,
+            recorder.row("tail", what=what, tokens=tokens, capacity_factor=factor, rows=rows,
                          **_timed(recorder, f"{what} {rows} {tokens} {factor}", call))  # fmt: skip
 
 
@@ -236,7 +236,7 @@ def _measure_host_loop(params: MechanismCostsParams, recorder: Any, tokens: int)
     times = interleaved(calls, rounds=6, timer=lambda call: wall_us(call, repeats=2, warmup=1, batch=4))
     for name, values in times.items():
         recorder.samples(f"grouped GEMM, {name}, {tokens}", values)
-        recorder.row(part="host loop", what=name, tokens=tokens, experts=experts, **summary(values))
+        recorder.row("host_loop", what=name, tokens=tokens, experts=experts, **summary(values))
 
 
 def _ratio(rows: list[dict[str, Any]], what: str, tokens: int, factor: float) -> float | None:
@@ -244,21 +244,20 @@ def _ratio(rows: list[dict[str, Any]], what: str, tokens: int, factor: float) ->
     at = {
         r["rows"]: r["time_us_p50"]
         for r in rows
-        if (r["part"], r["what"], r["tokens"], r["capacity_factor"]) == ("tail", what, tokens, factor)
+        if (r["what"], r["tokens"], r["capacity_factor"]) == (what, tokens, factor)
     }
     return at["valid prefix"] / at["whole capacity"] if len(at) == 2 else None
 
 
 def metadata_share(rows: list[dict[str, Any]]) -> dict[int, tuple[float, float]]:
     """Per size, the metadata kernels' device time in us and their share of a routed block's forward."""
-    at = {(r["what"], r["tokens"]): r["time_us_p50"] for r in rows if r["part"] == "metadata"}
+    at = {(r["what"], r["tokens"]): r["time_us_p50"] for r in rows}
     return {t: (at[METADATA, t], at[METADATA, t] / at[BLOCK, t]) for t in sorted({t for _, t in at})}
 
 
 def checks(result: Result) -> list[Check]:
     """Costs that the table accepts, and what each mechanism removes."""
-    rows = result.table.to_dicts()
-    drops = [r for r in rows if r["part"] == "drops"]
+    drops = result.rows("drops")
     by = {(r["skew"], r["capacity_factor"]): r for r in drops}
     skews = sorted({r["skew"] for r in drops})
     factors = sorted({r["capacity_factor"] for r in drops})
@@ -294,16 +293,17 @@ def checks(result: Result) -> list[Check]:
             f"{most['capacity_use']:.0%} of it used",
         )
     )
-    if any(r["part"] == "metadata" for r in rows):
-        out += _measured_checks(result, rows, by)
+    if "metadata" in result.tables:
+        out += _measured_checks(result, by)
     return out
 
 
-def _measured_checks(result: Result, rows: list[dict[str, Any]], by: dict[tuple[float, float], Any]) -> list[Check]:
+def _measured_checks(result: Result, by: dict[tuple[float, float], Any]) -> list[Check]:
     drawn = model(result.params)
-    same = sum(abs(by[r["skew"], r["capacity_factor"]]["drop_rate"] - r["drop_rate"]) < 1e-12 for r in drawn)
-    shares = metadata_share(rows)
-    launches = {r["launches"] for r in rows if r["what"] == METADATA}
+    same = sum(abs(by[r["skew"], r["capacity_factor"]]["drop_rate"] - r["drop_rate"]) < 1e-12 for r in drawn["drops"])
+    metadata = result.rows("metadata")
+    shares = metadata_share(metadata)
+    launches = {r["launches"] for r in metadata if r["what"] == METADATA}
     out = [
         Check("the device drops exactly the routes that the CPU model drops", same == len(by),
               f"{same} of {len(by)} settings"),
@@ -314,10 +314,10 @@ def _measured_checks(result: Result, rows: list[dict[str, Any]], by: dict[tuple[
               all(shares[a][1] > shares[b][1] for a, b in pairwise(sorted(shares))),
               ", ".join(f"{t} tokens: {share:.1%}" for t, (_, share) in shares.items())),
     ]  # fmt: skip
-    tails = [r for r in rows if r["part"] == "tail"]
+    tails = result.rows("tail")
     for what in dict.fromkeys(r["what"] for r in tails):
         found = {
-            (t, f): _ratio(rows, what, t, f)
+            (t, f): _ratio(tails, what, t, f)
             for t, f in sorted({(r["tokens"], r["capacity_factor"]) for r in tails if r["what"] == what})
         }
         # One-sided: on a GPU at its power limit the longer call also runs at a lower clock.
@@ -326,7 +326,7 @@ def _measured_checks(result: Result, rows: list[dict[str, Any]], by: dict[tuple[
         out.append(
             Check(f"{what} stops at the valid rows: its time falls at least with them, within {NEAR:.0%}", near, text)
         )
-    loops = {(r["what"], r["tokens"]): r["time_us_p50"] for r in rows if r["part"] == "host loop"}
+    loops = {(r["what"], r["tokens"]): r["time_us_p50"] for r in result.rows("host_loop")}
     text = ", ".join(
         f"{t} tokens: {loops['item() per expert', t] / loops['device offsets', t]:.2f}x"
         for t in sorted({t for _, t in loops})
@@ -341,8 +341,7 @@ def draw(result: Result) -> go.Figure:
     from workbench.core.colours import SERIES
     from workbench.views.plotting import figure
 
-    rows = result.table.to_dicts()
-    measured = any(r["part"] == "metadata" for r in rows)
+    measured = "metadata" in result.tables
     titles = ["Routes dropped", "Capacity memory used"]
     if measured:
         titles += ["Metadata, share of a forward", "Time, valid rows / all rows"]
@@ -351,7 +350,7 @@ def draw(result: Result) -> go.Figure:
                  subplot_titles=titles)  # fmt: skip
     fig.update_annotations(font={"size": 12})
     hottest = hottest_experts(result.params)
-    drops = [r for r in rows if r["part"] == "drops"]
+    drops = result.rows("drops")
     for colour, skew in zip(SERIES, sorted({r["skew"] for r in drops})):
         name = f"skew {skew:g}: {hottest[skew]:.1f}x"
         load = f"skew {skew:g}, hottest expert {hottest[skew]:.1f}x the mean"
@@ -368,27 +367,27 @@ def draw(result: Result) -> go.Figure:
         fig.update_yaxes(tickformat=".0%", row=1)
     fig.update_xaxes(title="capacity factor", row=1)
     if measured:
-        _draw_measured(fig, rows)
+        _draw_measured(fig, result)
     fig.update_layout(legend={"yref": "container", "y": 0.005, "yanchor": "bottom"},
                       margin={"t": 100, "b": 170 if measured else 110})  # fmt: skip
     return fig
 
 
-def _draw_measured(fig: go.Figure, rows: list[dict[str, Any]]) -> None:
+def _draw_measured(fig: go.Figure, result: Result) -> None:
     from workbench.core.colours import COLOURS, INK, SERIES
 
-    shares = metadata_share(rows)
+    shares = metadata_share(result.rows("metadata"))
     fig.add_bar(
         x=[f"{t:,}" for t in shares], y=[s for _, s in shares.values()], showlegend=False,
         text=[f"{us:.0f} us<br>{s:.1%}" for us, s in shares.values()], textposition="outside", cliponaxis=False,
         marker={"color": COLOURS["cpu_submit"]}, hovertemplate="%{x} tokens: %{y:.2%}<extra>metadata</extra>",
         row=2, col=1,
     )  # fmt: skip
-    tails = [r for r in rows if r["part"] == "tail"]
+    tails = result.rows("tail")
     tokens = max(r["tokens"] for r in tails)
     factors = sorted({r["capacity_factor"] for r in tails})
     for colour, what in zip(SERIES[4:] + SERIES, dict.fromkeys(r["what"] for r in tails)):
-        fig.add_bar(x=[f"{f:g}" for f in factors], y=[_ratio(rows, what, tokens, f) for f in factors], name=what,
+        fig.add_bar(x=[f"{f:g}" for f in factors], y=[_ratio(tails, what, tokens, f) for f in factors], name=what,
                     marker={"color": colour}, hovertemplate="factor %{x}: %{y:.2f}<extra>" + what + "</extra>",
                     row=2, col=2)  # fmt: skip
     fig.add_bar(x=[f"{f:g}" for f in factors], y=[1 / f for f in factors], name="share of rows that is valid",
@@ -414,6 +413,7 @@ EXPERIMENT = Experiment(
     checks=checks,
     model=model,
     measure=measure,
+    recorded=recorded_kinds("part"),
     tests=(
         "tests/experiments/test_tab14_mechanism_costs.py",
         "tests/kernels/test_route_map.py",

@@ -45,54 +45,30 @@ def _experts(params: RouteExplorerParams) -> np.ndarray:
 
 def _rows(
     params: RouteExplorerParams, kept_re: np.ndarray, offered_re: np.ndarray, chosen: np.ndarray
-) -> list[dict[str, Any]]:
-    """One row a (destination, local expert, source) cell, then one row a capacity factor."""
-    local = params.local_experts
-    rows = []
+) -> dict[str, list[dict[str, Any]]]:
+    """Tables: ``cell``, a row for each (destination, local expert, source); ``curve``, one for each capacity factor."""
+    local, cells = params.local_experts, []
     for destination in range(params.ranks):
         start = 0
-        for index in range(local):
-            expert = destination * local + index
+        for expert in range(destination * local, (destination + 1) * local):
             for source in range(params.ranks):
                 kept = int(kept_re[source, expert])
-                rows.append(
-                    {
-                        "part": "cell",
-                        "destination": destination,
-                        "expert": expert,
-                        "source": source,
-                        "offered": int(offered_re[source, expert]),
-                        "kept": kept,
-                        "first_row": start,
-                        "capacity_factor": params.capacity_factor,
-                        "drop_rate": None,
-                        "capacity_use": None,
-                        "buffer_bytes": None,
-                    }
-                )
+                cells.append({
+                    "destination": destination, "expert": expert, "source": source, "kept": kept, "first_row": start,
+                    "offered": int(offered_re[source, expert]), "capacity_factor": params.capacity_factor,
+                })  # fmt: skip
                 start += kept
     drops, use = routing.drop_rate_curve(chosen, params.ranks * local, FACTORS)
-    for factor, drop, used in zip(FACTORS, drops, use):
-        capacity = routing.capacity_rows(params.tokens, params.top_k, float(factor))
-        rows.append(
-            {
-                "part": "curve",
-                "destination": None,
-                "expert": None,
-                "source": None,
-                "offered": None,
-                "kept": None,
-                "first_row": None,
-                "capacity_factor": float(factor),
-                "drop_rate": float(drop),
-                "capacity_use": float(used),
-                "buffer_bytes": capacity * params.width * ROW_BYTES_PER_WIDTH,
-            }
-        )
-    return rows
+    curve = [
+        {"capacity_factor": float(factor), "drop_rate": float(drop), "capacity_use": float(used),
+         "buffer_bytes": routing.capacity_rows(params.tokens, params.top_k, float(factor)) * params.width
+         * ROW_BYTES_PER_WIDTH}
+        for factor, drop, used in zip(FACTORS, drops, use)
+    ]  # fmt: skip
+    return {"cell": cells, "curve": curve}
 
 
-def model(params: RouteExplorerParams) -> list[dict[str, Any]]:
+def model(params: RouteExplorerParams) -> dict[str, list[dict[str, Any]]]:
     """Route by the NumPy model."""
     chosen = _experts(params)
     experts = params.ranks * params.local_experts
@@ -101,7 +77,7 @@ def model(params: RouteExplorerParams) -> list[dict[str, Any]]:
     return _rows(params, done.kept, done.offered, chosen)
 
 
-def measure(params: RouteExplorerParams, recorder: Any) -> list[dict[str, Any]]:
+def measure(params: RouteExplorerParams, recorder: Any) -> None:
     """Route the same draw by the kernels (their reference where there is no GPU)."""
     import torch
     from moe_kernels.route_map import route_map
@@ -114,17 +90,15 @@ def measure(params: RouteExplorerParams, recorder: Any) -> list[dict[str, Any]]:
     counts = torch.from_numpy(offered).to(device)
     kept = route_map(torch.from_numpy(chosen[0]).to(device), counts, rank=0, capacity=capacity).kept.cpu().numpy()
     recorder.set("protocol", timer="none: routes are computed, not timed", warmup="none", repeats=1)
-    for row in _rows(params, kept, offered, chosen):
-        recorder.row(**row)
-    return recorder.rows
+    for name, rows in _rows(params, kept, offered, chosen).items():
+        for row in rows:
+            recorder.row(name, **row)
 
 
 def checks(result: Result) -> list[Check]:
     """The invariants of the rule, and what capacity costs."""
     params = result.params
-    rows = result.table.to_dicts()
-    cells = [r for r in rows if r["part"] == "cell"]
-    curve = [r for r in rows if r["part"] == "curve"]
+    cells, curve = result.rows("cell"), result.rows("curve")
     capacity = routing.capacity_rows(params.tokens, params.top_k, params.capacity_factor)
     received = [sum(c["kept"] for c in cells if c["destination"] == d) for d in range(params.ranks)]
     offered, kept = sum(c["offered"] for c in cells), sum(c["kept"] for c in cells)
@@ -164,9 +138,7 @@ def draw(result: Result) -> go.Figure:
     from workbench.views.plotting import figure
 
     params = result.params
-    rows = result.table.to_dicts()
-    cells = [r for r in rows if r["part"] == "cell"]
-    curve = [r for r in rows if r["part"] == "curve"]
+    cells, curve = result.rows("cell"), result.rows("curve")
     capacity = routing.capacity_rows(params.tokens, params.top_k, params.capacity_factor)
     fig = figure(
         "Where routes land, and what capacity costs",

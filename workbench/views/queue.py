@@ -11,7 +11,6 @@ from workbench.models.submission import Op, Program, RangePop, RangePush, Step, 
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-    import polars as pl
 
     from workbench.core.experiment import Result
 
@@ -35,61 +34,56 @@ def block(name: str, *steps: Step) -> list[Step]:
     return [RangePush(name), *steps, RangePop()]
 
 
-def rows(panel: str, program: Program, curves: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-    """Boxes and curve segments of one simulated panel.
+def rows(panels: Mapping[str, Program], curves: Mapping[str, Any] | None = None) -> dict[str, list[dict[str, Any]]]:
+    """Return the tables of simulated panels.
 
-    Boxes have `lane, label, kind, start, end`; idle boxes lie between the device's first start and last end. Curve
-    segments have `kind` = the curve's name and `value_start, value_end`.
+    ``boxes`` has `panel, lane, label, kind, start, end`; idle boxes lie between the device's first start and last end.
+    ``curves`` has the segments of each curve: `panel, kind, start, end, value_start, value_end`; kind is its name.
 
     Args:
-        panel: name of the panel.
-        program: what to simulate.
+        panels: name of each panel -> what to simulate.
         curves: name -> function of the timeline that returns a Curve; default: the device's headroom.
     """
-    timeline = simulate(program)
-    events = timeline.events
-    out = [
-        _row(panel, lane, label, BOX_KINDS[kind], start, end)
-        for lane, label, kind, start, end in zip(
-            *(events[c].tolist() for c in ("lane", "label", "kind", "start", "end"))
-        )
-        if kind in BOX_KINDS and (end > start or kind == "wait")
-    ]
-    gaps = idle_intervals(timeline, 0, busy_window(timeline, 0)).tolist()
-    out += [_row(panel, "gpu0/s0", "idle", "idle", start, end) for start, end in gaps]
-    for name, make in (curves or {"headroom": device_headroom}).items():
-        out += _segments(panel, name, make(timeline))
-    return out
-
-
-def _row(panel: str, lane: str, label: str, kind: str, start: float, end: float) -> dict[str, Any]:
-    return {
-        "panel": panel, "lane": lane, "label": label, "kind": kind, "start": float(start), "end": float(end),
-        "value_start": None, "value_end": None,
-    }  # fmt: skip
+    boxes_out, curves_out = [], []
+    for panel, program in panels.items():
+        timeline = simulate(program)
+        columns = (timeline.events[c].tolist() for c in ("lane", "label", "kind", "start", "end"))
+        gaps = idle_intervals(timeline, 0, busy_window(timeline, 0)).tolist()
+        found = [
+            (lane, label, BOX_KINDS[kind], start, end)
+            for lane, label, kind, start, end in zip(*columns)
+            if kind in BOX_KINDS and (end > start or kind == "wait")
+        ]
+        boxes_out += [
+            {"panel": panel, "lane": lane, "label": label, "kind": kind, "start": float(start), "end": float(end)}
+            for lane, label, kind, start, end in [*found, *(("gpu0/s0", "idle", "idle", *gap) for gap in gaps)]
+        ]
+        for name, make in (curves or {"headroom": device_headroom}).items():
+            curves_out += _segments(panel, name, make(timeline))
+    return {"boxes": boxes_out, "curves": curves_out}
 
 
 def _segments(panel: str, name: str, curve: Curve) -> list[dict[str, Any]]:
     return [
-        {
-            "panel": panel, "lane": name, "label": "", "kind": name, "start": float(curve.t[i]),
-            "end": float(curve.t[i + 1]), "value_start": float(curve.after[i]), "value_end": float(curve.before[i + 1]),
-        }
+        {"panel": panel, "kind": name, "start": float(curve.t[i]), "end": float(curve.t[i + 1]),
+         "value_start": float(curve.after[i]), "value_end": float(curve.before[i + 1])}
         for i in range(len(curve.t) - 1)
     ]  # fmt: skip
 
 
-def boxes(table: pl.DataFrame, panel: str, *kinds: str) -> list[dict[str, Any]]:
-    """Rows of these kinds in one panel, by start."""
+def boxes(result: Result, panel: str, *kinds: str) -> list[dict[str, Any]]:
+    """Boxes, or segments of curves, of these kinds in one panel, by start."""
+    drawn = {*BOX_KINDS.values(), "idle"}
+    tables = [result.tables[name] for name in ("boxes", "curves") if (name == "boxes") == (kinds[0] in drawn)]
     return sorted(
-        (r for r in table.iter_rows(named=True) if r["panel"] == panel and r["kind"] in kinds),
+        (r for t in tables for r in t.iter_rows(named=True) if r["panel"] == panel and r["kind"] in kinds),
         key=lambda r: (r["start"], r["end"]),
     )
 
 
-def box(table: pl.DataFrame, panel: str, kind: str, label: str) -> dict[str, Any]:
+def box(result: Result, panel: str, kind: str, label: str) -> dict[str, Any]:
     """The one row with this kind and label."""
-    return next(r for r in boxes(table, panel, kind) if r["label"] == label)
+    return next(r for r in boxes(result, panel, kind) if r["label"] == label)
 
 
 def total(found: Sequence[Mapping[str, Any]]) -> float:
@@ -97,22 +91,22 @@ def total(found: Sequence[Mapping[str, Any]]) -> float:
     return sum(r["end"] - r["start"] for r in found)
 
 
-def waited_for(table: pl.DataFrame, panel: str) -> list[str]:
+def waited_for(result: Result, panel: str) -> list[str]:
     """Labels of the operations that the GPU was idle for: those that start where an idle box ends."""
-    ends = [r["end"] for r in boxes(table, panel, "idle")]
-    return [r["label"] for r in boxes(table, panel, "gpu_execute") if any(abs(r["start"] - e) < EPSILON for e in ends)]
+    ends = [r["end"] for r in boxes(result, panel, "idle")]
+    return [r["label"] for r in boxes(result, panel, "gpu_execute") if any(abs(r["start"] - e) < EPSILON for e in ends)]
 
 
-def idle_matches_zero(table: pl.DataFrame, panel: str) -> tuple[bool, float]:
+def idle_matches_zero(result: Result, panel: str) -> tuple[bool, float]:
     """Whether idle boxes are exactly the times of zero headroom, and the summed length where they differ."""
-    work = boxes(table, panel, "gpu_execute")
+    work = boxes(result, panel, "gpu_execute")
     low, high = min(r["start"] for r in work), max(r["end"] for r in work)
     zero = [
         (max(r["start"], low), min(r["end"], high))
-        for r in boxes(table, panel, "headroom")
+        for r in boxes(result, panel, "headroom")
         if abs(r["value_start"]) < EPSILON and abs(r["value_end"]) < EPSILON
     ]
-    idle = [(r["start"], r["end"]) for r in boxes(table, panel, "idle")]
+    idle = [(r["start"], r["end"]) for r in boxes(result, panel, "idle")]
     points = sorted({p for pair in zero + idle for p in pair})
 
     def covered(pairs: list[tuple[float, float]], x: float) -> bool:
@@ -126,7 +120,7 @@ def draw(result: Result, panels: Sequence[tuple[str, str, str, str]]) -> go.Figu
     """Lanes and a curve below them for each panel.
 
     Args:
-        result: its table has the rows of `rows`.
+        result: its tables are those of `rows`.
         panels: (panel, title, curve kind, curve label); an empty curve kind draws lanes only.
     """
     import plotly.graph_objects as go
@@ -142,11 +136,11 @@ def draw(result: Result, panels: Sequence[tuple[str, str, str, str]]) -> go.Figu
         vertical_spacing=46 / (pixels - 200), shared_xaxes=False,
     )  # fmt: skip
     seen: set[str] = set()
-    high = max(r["end"] for r in result.table.iter_rows(named=True))
+    high = max(r["end"] for name in result.tables for r in result.rows(name))
     at = 0
     for panel, _, curve, label in panels:
         at += 1
-        found = boxes(result.table, panel, *BOX_KINDS.values(), "idle")
+        found = boxes(result, panel, *BOX_KINDS.values(), "idle")
         found = [r for r in found if r["end"] > r["start"]]
         lanes = [name for name in LANES if any(r["lane"] == name for r in found)]
         columns = {c: [r[c] for r in found] for c in ("label", "start", "end", "kind")}
@@ -155,7 +149,7 @@ def draw(result: Result, panels: Sequence[tuple[str, str, str, str]]) -> go.Figu
         fig.update_xaxes(range=[0, high], showticklabels=not curve, row=at, col=1)
         if curve:
             at += 1
-            segments = boxes(result.table, panel, curve)
+            segments = boxes(result, panel, curve)
             x = [v for r in segments for v in (r["start"], r["end"])]
             y = [v for r in segments for v in (r["value_start"], r["value_end"])]
             fig.add_trace(

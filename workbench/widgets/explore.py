@@ -135,8 +135,6 @@ def _control(f: dataclasses.Field[Any], value: Any, hint: Any, choices: Sequence
         return widgets.SelectionSlider(options=list(meta["choices"]), value=value, continuous_update=False, **look)
     if meta.get("choices") is not None:
         return widgets.Dropdown(options=list(meta["choices"]), value=value, **look)
-    if typing.get_origin(hint) is typing.Literal:
-        return widgets.Dropdown(options=list(typing.get_args(hint)), value=value, **look)
     if hint is bool:
         return widgets.Checkbox(value=value, **look)
     low, high = meta.get("min"), meta.get("max")
