@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import polars as pl
 import pytest
+from changing import changed
 
 from workbench.core.experiment import Result
 from workbench.core.record import data_root
@@ -33,22 +33,21 @@ def test_the_alternates_are_shown_as_a_disagreement(results):
 
 def test_printed_values_beside_ours(results):
     """The ten derived values of Section B.4, to half a unit of the last digit."""
-    rows = results["tab47_workload_roles"].table.filter(pl.col("kind") == "derived")
+    rows = results["tab47_workload_roles"].tables["derived"]
     assert rows["printed"].to_list() == ["10.89", "9.18", "16", "1.125", "49.40", "2.02", "4", "0.1875", "4", "1"]
     assert rows["agrees"].all() and rows["value"][0] == pytest.approx(10.8888, abs=5e-5)
 
 
 def test_a_value_that_disagrees_fails_its_claim(results):
     good = results["tab47_workload_roles"]
-    wrong = pl.when(pl.col("kind") == "derived").then(pl.lit(False)).otherwise(pl.col("agrees"))
-    table = good.table.with_columns(wrong.alias("agrees"))
-    assert sum(c.fails for c in dataclasses.replace(good, tables={"table": table}).checks) == 10
+    wrong = changed(good, "derived", pl.lit(False).alias("agrees"))
+    assert sum(c.fails for c in wrong.checks) == 10
 
 
 def test_unprinted_quantities_are_ranges_not_values(results):
-    rows = results["tab47_workload_roles"].table.filter(pl.col("kind") == "range")
-    assert rows["value"].null_count() == rows.height and (rows["low"] < rows["high"]).all()
-    widths = results["tab47_workload_roles"].table.filter(pl.col("kind") == "dense width")
+    rows = results["tab47_workload_roles"].tables["range"]
+    assert "value" not in rows.columns and (rows["low"] < rows["high"]).all()
+    widths = results["tab47_workload_roles"].tables["dense_width"]
     assert widths["high"].max() > 40_000 and widths["low"].min() < 1_000
 
 
@@ -61,7 +60,7 @@ def test_unprinted_quantities_are_ranges_not_values(results):
     ],
 )
 def test_own_configuration_follows_its_sliders(results, change, quantity, expected):
-    value = lambda r: r.table.filter((pl.col("kind") == "own") & (pl.col("quantity") == quantity))["value"][0]  # noqa: E731
+    value = lambda r: r.tables["own"].filter(pl.col("quantity") == quantity)["value"][0]  # noqa: E731
     got = value(load("tab47_workload_roles").run("model", **change))
     base = value(results["tab47_workload_roles"])
     assert got == pytest.approx(2 * base if expected is None else expected) and got != base

@@ -108,7 +108,7 @@ def checks(result: Result) -> list[Check]:
         Check("Every run finished", len(done) == len(runs), f"{len(done)} of {len(runs)}"),
     ]
     if not result.params.folder:
-        at = result.table.filter((pl.col("part") == "curve") & (pl.col("capacity_factor") == CAPACITY_FACTOR))
+        at = result.table.filter(pl.col("capacity_factor") == CAPACITY_FACTOR)
         rates = at.sort("skew")["drop_rate"].to_list()
         rises = len(rates) == len(EXAMPLE_SKEWS) and rates == sorted(rates) and rates[-1] > rates[0]
         claim = f"Example: at capacity factor {CAPACITY_FACTOR} more routes drop the more uneven the experts are"

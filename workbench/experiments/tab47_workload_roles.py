@@ -43,14 +43,9 @@ class WorkloadRolesParams(Params):
     )
 
 
-def model(params: WorkloadRolesParams) -> list[dict[str, Any]]:
+def model(params: WorkloadRolesParams) -> dict[str, list[dict[str, Any]]]:
     """Return printed values beside computed ones, what is exact, what stays open, and the own configuration."""
-    return [*_derived(), *_open(), *_own(params)]
-
-
-def _row(kind: str, workload: str, quantity: str, unit: str, value: float | None = None, **more: Any) -> dict[str, Any]:
-    empty = {"printed": None, "printed_value": None, "low": None, "high": None, "agrees": None}
-    return {"kind": kind, "workload": workload, "quantity": quantity, "unit": unit, "value": value, **empty, **more}
+    return {"derived": _derived(), **_open(), "own": _own(params)}
 
 
 def _sparse(params: WorkloadRolesParams) -> Any:
@@ -82,42 +77,42 @@ def _derived() -> list[dict[str, Any]]:
                 computed[f"accumulation_{gpus}_gpus"] = (steps, 1.0, "microbatches")
         for quantity, (value, scale, unit) in computed.items():
             p = t[quantity]
-            more = {"printed": p.text, "printed_value": p.value / scale, "agrees": p.agrees(value)}
-            rows.append(_row("derived", workload, quantity, unit, value / scale, **more))
+            rows.append({"workload": workload, "quantity": quantity, "unit": unit, "value": value / scale,
+                         "printed": p.text, "printed_value": p.value / scale, "agrees": p.agrees(value)})  # fmt: skip
     return rows
 
 
-def _open() -> list[dict[str, Any]]:
-    """What the printed sizes determine exactly, and the range of what they leave open."""
+def _open() -> dict[str, list[dict[str, Any]]]:
+    """What the printed sizes determine exactly, and the range of what they leave open, in parameters.
+
+    Tables: ``exact``; ``gap``, of printed total and active size, which must hold the inactive experts; ``range``;
+    ``dense_width``, in columns, over the size of embedding and head.
+    """
     from workbench.core.report_tables import table_47
     from workbench.models import configurations as c
 
     t = table_47()
     sizes = {(q, w): c.Interval(*t[f"{q}_params"][w].interval) for q in ("total", "active") for w in WORKLOADS}
     u = c.undetermined(*(sizes[q, w] for w in WORKLOADS for q in ("total", "active")))
-    rows = []
+    exact, gaps, ranges = [], [], []
     for workload, sparse in (("reference", c.REFERENCE_30_BLOCK), ("profiling", c.PROFILING)):
         for quantity in ("routed_params", "active_routed_params", "inactive_params", "router_params"):
-            rows.append(_row("exact", workload, quantity, "parameters", float(getattr(sparse, quantity))))
+            exact.append({"workload": workload, "quantity": quantity, "value": float(getattr(sparse, quantity))})
         gap = sizes["total", workload] - sizes["active", workload]
-        more = {"low": gap.low, "high": gap.high, "agrees": sparse.inactive_params in gap}
-        rows.append(_row("range", workload, "printed total - printed active", "parameters", **more))
-        for name in ("total", "unrouted"):
-            i = getattr(u, f"{name}_{workload}")
-            rows.append(_row("range", workload, f"{name} parameters", "parameters", low=i.low, high=i.high))
-    for quantity, i in (
-        ("mixer + shared expert, mean of an added block", u.per_extra_block),
-        ("mixer per block", u.mixer_if_shared),
-        ("embedding + head + two dense feed-forwards", u.rest),
-    ):
-        rows.append(_row("range", "both", quantity, "parameters", low=i.low, high=i.high))
-    for embedding_M in range(0, 441, 20):
-        width = c.dense_width_range(u.rest, embedding_M * 1e6, c.PROFILING)
-        if width is not None:
-            rows.append(
-                _row("dense width", "both", "dense width", "columns", embedding_M, low=width.low, high=width.high)
-            )
-    return rows
+        gaps.append({"workload": workload, "low": gap.low, "high": gap.high, "agrees": sparse.inactive_params in gap})
+        ranges += [(workload, f"{n} parameters", getattr(u, f"{n}_{workload}")) for n in ("total", "unrouted")]
+    ranges += [
+        ("both", "mixer + shared expert, mean of an added block", u.per_extra_block),
+        ("both", "mixer per block", u.mixer_if_shared),
+        ("both", "embedding + head + two dense feed-forwards", u.rest),
+    ]
+    widths = {M: c.dense_width_range(u.rest, M * 1e6, c.PROFILING) for M in range(0, 441, 20)}
+    return {
+        "exact": exact,
+        "gap": gaps,
+        "range": [{"workload": w, "quantity": q, "low": i.low, "high": i.high} for w, q, i in ranges],
+        "dense_width": [{"embedding_M": M, "low": i.low, "high": i.high} for M, i in widths.items() if i is not None],
+    }
 
 
 def _own(p: WorkloadRolesParams) -> list[dict[str, Any]]:
@@ -163,20 +158,19 @@ def _own(p: WorkloadRolesParams) -> list[dict[str, Any]]:
             blocks=p.blocks,
         )
         rows.append((f"training state per GPU, {policy}", "GiB", cost.memory_bytes / 2**30))
-    return [_row("own", "own", quantity, unit, value) for quantity, unit, value in rows]
+    return [{"quantity": quantity, "unit": unit, "value": float(value)} for quantity, unit, value in rows]
 
 
 def checks(result: Result) -> list[Check]:
     """Printed derived values to half a digit; exact inactive experts inside the printed gap; whole accumulation."""
     out = []
-    for r in result.table.to_dicts():
-        where = WORKLOADS.get(r["workload"], r["workload"])
-        if r["kind"] == "derived":
-            value = f"{r['value']:.6g}"
-            out.append(Check(f"{where}: {r['quantity']} is {r['printed']} {r['unit']}".rstrip(), r["agrees"], value))
-        elif r["quantity"] == "printed total - printed active":
-            exact = result.table.row(by_predicate=_same(r["workload"], "inactive_params"), named=True)["value"]
-            out.append(Check(f"{where}: inactive experts lie in total - active", r["agrees"], f"{exact:,.0f}"))
+    for r in result.rows("derived"):
+        claim = f"{WORKLOADS[r['workload']]}: {r['quantity']} is {r['printed']} {r['unit']}".rstrip()
+        out.append(Check(claim, r["agrees"], f"{r['value']:.6g}"))
+    for r in result.rows("gap"):
+        exact = _find(result, "exact", r["workload"], "inactive_params")["value"]
+        claim = f"{WORKLOADS[r['workload']]}: inactive experts lie in total - active"
+        out.append(Check(claim, r["agrees"], f"{exact:,.0f}"))
     steps = _own_value(result, "accumulation microbatches")
     whole = float(steps).is_integer() and steps >= 1
     out.append(
@@ -185,14 +179,13 @@ def checks(result: Result) -> list[Check]:
     return out
 
 
-def _same(workload: str, quantity: str) -> Any:
-    import polars as pl
-
-    return (pl.col("workload") == workload) & (pl.col("quantity") == quantity)
+def _find(result: Result, table: str, workload: str, quantity: str) -> dict[str, Any]:
+    (row,) = (r for r in result.rows(table) if (r["workload"], r["quantity"]) == (workload, quantity))
+    return row
 
 
 def _own_value(result: Result, quantity: str) -> float:
-    return result.table.row(by_predicate=_same("own", quantity), named=True)["value"]
+    return next(r["value"] for r in result.rows("own") if r["quantity"] == quantity)
 
 
 def draw(result: Result) -> go.Figure:
@@ -211,14 +204,13 @@ def draw(result: Result) -> go.Figure:
         shared_xaxes=False,
         subplot_titles=("Parameters", "Dense width against embedding"),
     )
-    value = lambda w, q: result.table.row(by_predicate=_same(w, q), named=True)  # noqa: E731
     names = ["30-block<br>reference", "profiling<br>workload", "own<br>configuration"]
-    inactive = [value(w, "inactive_params")["value"] for w in ("reference", "profiling", "own")]
-    unrouted = [_middle(value(w, "unrouted parameters")) for w in WORKLOADS] + [
-        _own_value(result, "unrouted parameters")
-    ]
-    routed = [value(w, "active_routed_params")["value"] for w in WORKLOADS]
-    routed.append(_own_value(result, "active parameters") - unrouted[-1])
+    own = {q: _own_value(result, q) for q in ("inactive_params", "unrouted parameters", "active parameters")}
+    inactive = [_find(result, "exact", w, "inactive_params")["value"] for w in WORKLOADS] + [own["inactive_params"]]
+    unrouted = [_middle(_find(result, "range", w, "unrouted parameters")) for w in WORKLOADS]
+    unrouted.append(own["unrouted parameters"])
+    routed = [_find(result, "exact", w, "active_routed_params")["value"] for w in WORKLOADS]
+    routed.append(own["active parameters"] - unrouted[-1])
     parts = (
         ("all but routed experts (model, from the printed total)", unrouted, SERIES[0]),
         ("routed, active per token (model, exact)", routed, SERIES[2]),
@@ -234,8 +226,8 @@ def draw(result: Result) -> go.Figure:
         marker = {"symbol": symbol, "size": 13, "color": COLOURS["report"], "line": {"width": 2}}
         label = f"{quantity.split('_')[0]} (report)"
         fig.add_trace(go.Scatter(x=names[:2], y=y, mode="markers", name=label, marker=marker), row=1, col=1)
-    open_rows = [r for r in result.table.to_dicts() if r["kind"] == "dense width"]
-    x = [r["value"] for r in open_rows]
+    open_rows = result.rows("dense_width")
+    x = [r["embedding_M"] for r in open_rows]
     band = go.Scatter(
         x=x + x[::-1],
         y=[r["low"] for r in open_rows] + [r["high"] for r in open_rows][::-1],
@@ -246,9 +238,9 @@ def draw(result: Result) -> go.Figure:
     )
     fig.add_trace(band, row=1, col=2)
     p = result.params
-    own = {"symbol": "x", "size": 11, "color": SERIES[1]}
+    cross = {"symbol": "x", "size": 11, "color": SERIES[1]}
     fig.add_trace(
-        go.Scatter(x=[p.embedding_M], y=[p.dense_width], mode="markers", name="own configuration", marker=own),
+        go.Scatter(x=[p.embedding_M], y=[p.dense_width], mode="markers", name="own configuration", marker=cross),
         row=1,
         col=2,
     )

@@ -65,7 +65,7 @@ def _rows(
          * ROW_BYTES_PER_WIDTH}
         for factor, drop, used in zip(FACTORS, drops, use)
     ]  # fmt: skip
-    return {"cell": cells, "curve": curve}
+    return {"curve": curve, "cell": cells}
 
 
 def model(params: RouteExplorerParams) -> dict[str, list[dict[str, Any]]]:
