@@ -105,15 +105,16 @@ def show(analysis: Any, verdict: Any, window: tuple[int, int] | None, display: C
     again without its kernel, in nbconvert's pages, on a code host. The interactive one hides it where it is drawn.
     """
     from workbench.views.still import timeline_svg
-    from workbench.views.trace import trace_figure, trace_rows, view_arguments
+    from workbench.views.trace import trace_figure, trace_tables, view_arguments
 
     bundle = {"text/html": verdict_html(verdict), "text/plain": str(verdict)}
     display(bundle, raw=True)
     if not len(analysis.trace.ops):
         return
+    tables = trace_tables(analysis, window, "")
     still = {
-        "application/vnd.plotly.v1+json": as_json(trace_figure(analysis, window, title="%%headroom")),
-        "text/html": timeline_svg(trace_rows(analysis, window, "")),
+        "application/vnd.plotly.v1+json": as_json(trace_figure(tables, "%%headroom")),
+        "text/html": timeline_svg(tables),
         "text/plain": "timeline with headroom",
     }
     display(still, raw=True, metadata={STANDS_IN: True})

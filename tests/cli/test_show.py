@@ -1,4 +1,4 @@
-"""What `workbench show` prints for people: kinds of rows, columns, rounding, width; and how names are refused."""
+"""What `workbench show` prints for people: tables, columns, rounding, width; and how names are refused."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from typer.testing import CliRunner
 
 from workbench.cli import app
 from workbench.cli.show import show
-from workbench.cli.table import LINES_IN_FULL, ROWS_OF_A_KIND, ROWS_OF_ALL, elided, flowed, overview, rounded, whole
+from workbench.cli.table import LINES_IN_FULL, ROWS_OF_ALL, ROWS_OF_EACH, elided, flowed, overview, rounded, whole
 from workbench.core.experiment import Check
 from workbench.core.output import plain
 from workbench.core.params import close_names
 from workbench.experiments import load, slugs
 
-MIXED = pl.DataFrame(
-    [{"part": "rank step", "rank": i % 2, "step_ms": 300.123 + i, "device": "GPU"} for i in range(20)]
-    + [{"part": "call", "name": f"copy {i}", "bytes": 2**30 + i, "wrong": math.nan} for i in range(3)],
-    infer_schema_length=None,
-)
+MIXED = {
+    "rank_step": pl.DataFrame([{"rank": i % 2, "step_ms": 300.123 + i, "device": "GPU"} for i in range(20)]),
+    "call": pl.DataFrame([{"name": f"copy {i}", "bytes": 2**30 + i, "wrong": math.nan} for i in range(3)]),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -40,12 +39,12 @@ def call(*args: str, status: int = 0) -> str:
     return result.output
 
 
-def test_rows_stand_by_kind_with_the_columns_that_have_values() -> None:
+def test_tables_stand_one_below_the_other_with_the_columns_that_have_values() -> None:
     lines = list(overview(MIXED, 80))
-    second = lines.index("part call: 3 rows")
-    assert lines[:3] == ["part rank step: 20 rows", "  in every row: device=GPU", "  rank  step_ms"]
-    assert lines[3] == "     0    300.1" and len(lines[:second]) == 3 + ROWS_OF_A_KIND + 1 + 1
-    assert lines[6] == "  … 14 more; --part 'rank step' prints all"
+    second = lines.index("call: 3 rows")
+    assert lines[:3] == ["rank_step: 20 rows", "  in every row: device=GPU", "  rank  step_ms"]
+    assert lines[3] == "     0    300.1" and len(lines[:second]) == 3 + ROWS_OF_EACH + 1 + 1
+    assert lines[6] == "  … 14 more; --part rank_step prints all"
     assert lines[second + 1 :] == [
         "  name         bytes",
         "  copy 0  1073741824",
@@ -56,14 +55,14 @@ def test_rows_stand_by_kind_with_the_columns_that_have_values() -> None:
 
 
 def test_one_part_is_printed_whole() -> None:
-    lines = list(whole(MIXED, 80, "rank step"))
+    lines = list(whole(MIXED, 80, "rank_step"))
     assert [x.split() for x in lines[3:-1]] == [[str(i % 2), f"{300.123 + i:.1f}"] for i in range(20)]
     assert not any("…" in x or "more" in x for x in lines)
 
 
 def test_a_table_of_one_kind_shows_first_and_last_rows_and_names_the_columns_that_do_not_fit() -> None:
     wide = pl.DataFrame({"n": range(100)} | {f"quantity_{i}_us": [1.5 + n for n in range(100)] for i in range(9)})
-    lines = list(overview(wide, 60))
+    lines = list(overview({"table": wide}, 60))
     below = next(i for i, x in enumerate(lines) if x.startswith("  more columns (--all): "))
     assert lines[0] == "100 rows" and lines[2].split()[0] == "0" and lines[below - 1].split()[0] == "99"
     assert lines[2 + ROWS_OF_ALL // 2] == "  … 80 more; --all prints all"
@@ -74,13 +73,13 @@ def test_a_table_of_one_kind_shows_first_and_last_rows_and_names_the_columns_tha
 
 def test_a_small_wide_table_goes_on_below_with_its_rows_numbered() -> None:
     small = pl.DataFrame({"name": ["a", "b"]} | {f"quantity_{i}_us": [1.5, 2.5] for i in range(9)})
-    lines = list(overview(small, 60))
+    lines = list(overview({"table": small}, 60))
     heads = [x for x in lines if x.startswith("  #")]
     assert len(heads) > 1 and all(x.split()[:2] == ["#", "name"] for x in heads)
     assert re.findall(r"quantity_\d_us", " ".join(heads)) == small.columns[1:]
     assert sum(x.split()[:2] == ["2", "b"] for x in lines) == len(heads)
     many = pl.concat([small] * (LINES_IN_FULL // 4))
-    assert any(x.startswith("  more columns (--all)") for x in overview(many, 60))
+    assert any(x.startswith("  more columns (--all)") for x in overview({"table": many}, 60))
 
 
 @pytest.mark.parametrize(
@@ -135,9 +134,9 @@ CELLS = st.one_of(
     st.integers(40, 130),
 )
 def test_no_line_is_wider_than_asked(columns: dict, parts: tuple | None, times: int, width: int) -> None:
-    table = pl.DataFrame(columns | ({"part": list(parts)} if parts else {}))
-    table = pl.concat([table] * times)
-    for line in [*overview(table, width), *whole(table, width)]:
+    table = pl.concat([pl.DataFrame(columns)] * times)
+    tables = dict.fromkeys(parts or ["table"], table)
+    for line in [*overview(tables, width), *whole(tables, width)]:
         assert len(line) <= width and line == line.rstrip(), line
         assert len(line.splitlines()) <= 1 and line == plain(line), line
 
@@ -151,13 +150,13 @@ def test_source_and_claims_come_before_the_rows_and_the_standing_comes_last() ->
     text = call("show", "op_expert_parallel")
     lines, result = text.splitlines(), load("op_expert_parallel").run("recorded")
     assert max(map(len, lines)) <= 80 and "null" not in text and len(lines) < 100
-    at = {word: next(i for i, x in enumerate(lines) if x.startswith(word)) for word in ("source:", "section start:")}
-    folded = re.sub(r"\s+", " ", "\n".join(lines[at["source:"] : at["section start:"]]))
+    at = {word: next(i for i, x in enumerate(lines) if x.startswith(word)) for word in ("source:", "start:")}
+    folded = re.sub(r"\s+", " ", "\n".join(lines[at["source:"] : at["start:"]]))
     assert result.badge in folded and result.checks
     assert all(f" held {c.claim} [{c.value}]" in folded for c in result.checks)
     assert f"claims (above the table): {len(result.checks)} held" in lines[-3]
-    for section, n in result.table["section"].value_counts().iter_rows():
-        assert f"section {section}: {n} rows" in lines
+    for name, table in result.tables.items():
+        assert f"{name}: {len(table)} rows" in lines
 
 
 def test_a_failed_claim_is_named_in_the_last_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,7 +175,7 @@ def test_a_failed_claim_is_named_in_the_last_lines(capsys: pytest.CaptureFixture
 
 
 def test_names_from_outside_are_text() -> None:
-    lines = "\n".join(overview(pl.DataFrame({"na\x1bme": ["a\x1b]0;x\x07b", "c\nd"]}), 80))
+    lines = "\n".join(overview({"table": pl.DataFrame({"na\x1bme": ["a\x1b]0;x\x07b", "c\nd"]})}, 80))
     assert r"na\x1bme" in lines and r"a\x1b]0;x\x07b" in lines and "c d" in lines
 
 
@@ -184,20 +183,22 @@ def test_every_experiment_fits() -> None:
     for slug in slugs():
         experiment = load(slug)
         result = experiment.run(next(s for s in ("recorded", "model", "report") if s in experiment.sources()))
-        wide = [x for x in overview(result.table, 80) if len(x) > 80]
+        wide = [x for x in overview(result.tables, 80) if len(x) > 80]
         assert not wide, (slug, wide)
 
 
 def test_part_and_all_choose_what_is_read_and_leave_json_alone() -> None:
     parity = call("show", "op_expert_parallel", "--part", "parity")
-    rows = json.loads(call("show", "op_expert_parallel", "--json"))["table"]
-    assert f"section parity: {sum(r['section'] == 'parity' for r in rows)} rows" in parity
-    assert "section start" not in parity and "more" not in parity.split("section parity")[1].split("claims")[0]
-    assert len(rows) == load("op_expert_parallel").run("recorded").table.height and "holds" in rows[0]
+    told = json.loads(call("show", "op_expert_parallel", "--json"))
+    tables = told["tables"]
+    assert f"parity: {len(tables['parity'])} rows" in parity
+    assert "start: " not in parity and "more" not in parity.split("parity: ")[1].split("claims")[0]
+    sizes = {n: t.height for n, t in load("op_expert_parallel").run("recorded").tables.items()}
+    assert {n: len(rows) for n, rows in tables.items()} == sizes and told["table"] == tables["start"]
     whole_table = call("show", "op_expert_parallel", "--all")
-    assert "section start" in whole_table and "… " not in whole_table
+    assert "start: " in whole_table and "… " not in whole_table
     assert "did you mean 'parity'?" in call("show", "op_expert_parallel", "--part", "party", status=2)
-    assert "all of one kind; --all" in call("show", "op_router", "--part", "x", status=2)
+    assert "it has one table; --all prints it" in call("show", "op_router", "--part", "x", status=2)
     for option in (["--all"], ["--part", "parity"]):
         assert "--json prints every row" in call("show", "op_expert_parallel", "--json", *option, status=2)
 

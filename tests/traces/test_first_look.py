@@ -102,11 +102,11 @@ def test_each_round_is_compared_with_itself(recording: Recording) -> None:
 
 def test_a_wrong_prediction_is_no_claim_held(recording: Recording) -> None:
     experiment = workbench.load("tool_first_look")
-    rows = tool_first_look.recorded(experiment.params(), tool_first_look.opens(experiment.params(), recording))
-    for r in rows:
-        if r["lane"] == "waits removed" and r["label"].startswith("predicted"):
-            r["value"] *= 1.2
-    result = experiment.result(experiment.params(), "live", rows, recording)
+    tables = tool_first_look.recorded(experiment.params(), tool_first_look.opens(experiment.params(), recording))
+    for r in tables["what_if"]:
+        if r["case"] == "waits removed":
+            r["predicted_us"] *= 1.2
+    result = experiment.result(experiment.params(), "live", tables, recording)
     assert [c.holds for c in prediction_checks(result)] == [True, False, True, True, None]
 
 

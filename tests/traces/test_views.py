@@ -12,7 +12,7 @@ from test_analysis import stacked
 import workbench
 from workbench.traces import TraceError, read
 from workbench.traces.idle import Analysis
-from workbench.views.trace import MAX_BOXES, longest_idle, opened, trace_figure, trace_rows, view_arguments
+from workbench.views.trace import MAX_BOXES, longest_idle, opened, trace_figure, trace_tables, view_arguments
 from workbench.widgets.file_drop import MAX_BYTES, FileDrop
 from workbench.widgets.trace_panel import TOLD, TracePanel
 
@@ -22,7 +22,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 def test_names_are_text_in_figures_and_views(tmp_path):
     trace = read(write(tmp_path, [launch(0, K, 1), kernel(2 * K, 3 * K, 1, name=HOSTILE)]))
-    figure = json.dumps(trace_figure(Analysis(trace)).to_plotly_json(), default=str)
+    figure = json.dumps(trace_figure(trace_tables(Analysis(trace), None, "")).to_plotly_json(), default=str)
     assert HOSTILE not in figure and "&lt;img" in figure
     assert HOSTILE in view_arguments(Analysis(trace))["names"]  # the widget draws names with fillText only
 
@@ -35,11 +35,11 @@ def test_a_long_window_stays_a_few_thousand_boxes_and_idle_is_never_overstated(t
     ]
     events += [launch(200_000 * K, 200_001 * K, 9_999), kernel(200_002 * K, 200_003 * K, 9_999)]
     analysis = Analysis(read(write(tmp_path, events)))
-    rows = trace_rows(analysis, None, "t")
-    boxes = [r for r in rows if r["kind"] not in ("headroom", "sum")]
+    tables = trace_tables(analysis, None, "t")
+    boxes, idle = tables["boxes"], next(r["value"] for r in tables["sums"] if r["quantity"] == "idle")
     drawn = sum(r["end_us"] - r["start_us"] for r in boxes if r["kind"] == "idle")
-    assert len(boxes) < 4 * MAX_BOXES and 0 < drawn <= next(r["value"] for r in rows if r["label"] == "idle")
-    assert next(r["value"] for r in rows if r["label"] == "idle") == pytest.approx(3_999 * 10 + 120_010)
+    assert len(boxes) < 4 * MAX_BOXES and 0 < drawn <= idle
+    assert idle == pytest.approx(3_999 * 10 + 120_010)
 
 
 def test_the_interactive_view_is_binned_not_emptied(tmp_path):

@@ -10,17 +10,16 @@ from workbench.views.still import GUTTER, WIDTH, timeline_svg
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def box(lane, kind, start, end, value=None):
-    return {"lane": lane, "kind": kind, "start_us": start, "end_us": end, "value": value}
+def box(lane, kind, start, end):
+    return {"lane": lane, "kind": kind, "start_us": start, "end_us": end}
 
 
 def test_boxes_and_curve_lie_in_proportion():
-    rows = [
+    boxes = [
         box("CPU", "cpu_submit", -9.0, 25.0), box("GPU", "gpu_execute", 50.0, 100.0), box("GPU", "idle", 25.0, 50.0),
-        box("GPU", "headroom", 0.0, 0.0, 0.0), box("GPU", "headroom", 50.0, 50.0, 8.0),
-        box("GPU", "sum", 0.0, 0.0, 900.0),
     ]  # fmt: skip
-    root = ET.fromstring(timeline_svg(rows))
+    curve = [{"lane": "GPU", "at_us": 50.0 * i, "queued_us": 8.0 * i} for i in (0, 1)]
+    root = ET.fromstring(timeline_svg({"boxes": boxes, "headroom": curve}))
     plot = WIDTH - GUTTER - 10
     boxes = [r for r in root.iter(f"{SVG}rect") if float(r.get("height", 0)) > 12]
     found = {r.get("fill"): (float(r.get("x", 0)) - GUTTER, float(r.get("width", 0))) for r in boxes}
@@ -39,6 +38,6 @@ def test_boxes_and_curve_lie_in_proportion():
 
 def test_names_stay_text_and_an_empty_table_is_a_picture():
     hostile = "<script>x</script>&"
-    root = ET.fromstring(timeline_svg([box(hostile, "copy", 0.0, 1.0)]))
+    root = ET.fromstring(timeline_svg({"boxes": [box(hostile, "copy", 0.0, 1.0)], "headroom": []}))
     assert hostile in [t.text for t in root.iter(f"{SVG}text")] and not list(root.iter("script"))
-    assert ET.fromstring(timeline_svg([])).tag == f"{SVG}svg"
+    assert ET.fromstring(timeline_svg({"boxes": [], "headroom": []})).tag == f"{SVG}svg"

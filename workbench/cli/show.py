@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from workbench.cli.table import elided, flowed, kind_column, kinds, overview, rounded, whole
+from workbench.cli.table import elided, flowed, overview, rounded, whole
 from workbench.core.output import line_width, plain, say
 from workbench.suite.verdict import STANDINGS, standing
 
@@ -19,26 +19,26 @@ _WORD = max(map(len, STANDINGS))
 
 
 def show(result: Result, part: str | None = None, everything: bool = False) -> None:
-    """Print a result for reading: some rows of each kind, all of kind `part`, or everything."""
+    """Print a result for reading: some rows of each table, all of table `part`, or everything."""
     width = line_width()
-    rows = whole(result.table, width, part) if everything or part is not None else overview(result.table, width)
+    rows = whole(result.tables, width, part) if everything or part is not None else overview(result.tables, width)
     for line in [*_heading(result, width), "", *_claims(result, width), "", *rows, *_summary(result, width)]:
         say(line)
 
 
 def require_part(result: Result, part: str) -> None:
-    """Refuse a kind of rows that the table does not have.
+    """Refuse a table that the result does not have.
 
     Raises:
         ValueError: it has none of that name; the message lists those that it has.
     """
-    column, known = kind_column(result.table), list(kinds(result.table))
-    if column is None:
-        raise ValueError(f"{result.slug}: its rows are all of one kind; --all prints them")
+    known = list(result.tables)
+    if len(known) == 1:
+        raise ValueError(f"{result.slug}: it has one table; --all prints it")
     if part not in known:
         near = difflib.get_close_matches(part, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{result.slug}: no {column} {part!r}: expected {', '.join(known)}{hint}")
+        raise ValueError(f"{result.slug}: no table {part!r}: expected {', '.join(known)}{hint}")
 
 
 def _heading(result: Result, width: int) -> Iterator[str]:

@@ -87,15 +87,13 @@ def show_command(
     slug: Annotated[str, typer.Argument(metavar="SLUG", help="Name of an experiment; see: workbench list.")],
     source: Annotated[str, typer.Option(help="auto, model, recorded, live or report.")] = "auto",
     param: Param = None,
-    part: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Print one part, section or kind of rows whole.")
-    ] = None,
+    part: Annotated[str | None, typer.Option(metavar="TABLE", help="Print one of its tables whole.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Print every row and column.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: every row, nothing rounded.")] = False,
 ) -> None:
     """Compute an experiment's table and check its claims, without a notebook; exit status 1 when a claim fails.
 
-    Prints the source, the claims and, of each kind of rows, the first and last, rounded to fit the terminal.
+    Prints the source, the claims and, of each table, the first and last, rounded to fit the terminal.
     """
     from workbench.core.experiment import to_json
     from workbench.core.params import ParameterError, convert

@@ -1,62 +1,44 @@
-"""A table of rows of several kinds, as lines to read: one block for each kind, with the columns that it has."""
+"""Named tables as lines to read: one block for each."""
 
 from __future__ import annotations
 
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
 from workbench.core.output import plain
 
-KIND_COLUMNS = ("part", "section", "kind")
-"""Columns that say what kind of row a row is; the first that differs within a table divides it."""
-ROWS_OF_A_KIND, ROWS_OF_ALL, LINES_IN_FULL = 6, 20, 40
-"""What `overview` shows: rows where there are several kinds, rows where there is one, and how much is shown whole."""
+ROWS_OF_EACH, ROWS_OF_ALL, LINES_IN_FULL = 6, 20, 40
+"""What `overview` shows: rows where there are several tables, rows where there is one, and how much is shown whole."""
 NO_VALUE = "–"
 _GAP, _MARGIN = "  ", "  "
 
 
-def kind_column(table: pl.DataFrame) -> str | None:
-    """Return the column that divides a table into kinds of rows; None where all rows are of one kind."""
-    return next((c for c in KIND_COLUMNS if c in table.columns and table[c].n_unique() > 1), None)
+def overview(tables: Mapping[str, pl.DataFrame], width: int) -> Iterator[str]:
+    """Yield lines of at most `width` columns: of each table the first and last rows, and as many columns as fit."""
+    one = len(tables) == 1
+    for name, table in tables.items():
+        option = "--all" if one else f"--part {_quoted(name)}"
+        yield from _titled("" if one else name, table, width, ROWS_OF_ALL if one else ROWS_OF_EACH, option)
 
 
-def kinds(table: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """Return the rows of each kind, in order of appearance, without the column that names the kind."""
-    column = kind_column(table)
-    if column is None:
-        return {"": table}
-    return {str(group[column][0]): group.drop(column) for group in table.partition_by(column, maintain_order=True)}
-
-
-def overview(table: pl.DataFrame, width: int) -> Iterator[str]:
-    """Yield lines of at most `width` columns: of each kind the first and last rows, and as many columns as fit."""
-    column, found = kind_column(table), kinds(table)
-    limit = ROWS_OF_ALL if column is None else ROWS_OF_A_KIND
-    for name, group in found.items():
-        yield from _titled(column, name, group, width, limit, "--all" if column is None else f"--part {_quoted(name)}")
-
-
-def whole(table: pl.DataFrame, width: int, only: str | None = None) -> Iterator[str]:
-    """Yield lines with every row and column, of kind `only` where one is named; wide tables continue below.
+def whole(tables: Mapping[str, pl.DataFrame], width: int, only: str | None = None) -> Iterator[str]:
+    """Yield lines with every row and column, of the table `only` where one is named; wide tables continue below.
 
     Raises:
-        KeyError: the table has no such kind of rows.
+        KeyError: there is no such table.
     """
-    column, found = kind_column(table), kinds(table)
-    for name, group in found.items() if only is None else [(only, found[only])]:
-        yield from _titled(column, name, group, width)
+    for name, table in tables.items() if only is None else [(only, tables[only])]:
+        yield from _titled("" if len(tables) == 1 else name, table, width)
 
 
-def _titled(
-    column: str | None, name: str, group: pl.DataFrame, width: int, limit: int | None = None, option: str = ""
-) -> Iterator[str]:
-    """Yield one kind's title, what is the same in all its rows, and its rows; `limit` bounds rows and columns."""
-    title = "" if column is None else f"{column} {plain(name)}: "
+def _titled(name: str, group: pl.DataFrame, width: int, limit: int | None = None, option: str = "") -> Iterator[str]:
+    """Yield one table's title, what is the same in all its rows, and its rows; `limit` bounds rows and columns."""
+    title = f"{plain(name)}: " if name else ""
     yield f"{title}{group.height:,} row{'s' * (group.height != 1)}"
     columns = [c for c in group.get_columns() if any(map(_has_value, c))]
     same = [c for c in columns if len(c) > 1 and c.n_unique() == 1]

@@ -16,7 +16,7 @@ from workbench.core.params import Params, param
 
 if TYPE_CHECKING:
     from workbench.core.record import Recording
-    from workbench.views.trace import OpenedTrace
+    from workbench.views.trace import OpenedTrace, Tables
 
 RECORDING = "2026-11-29_h200_44fff12"
 VARIANTS = ("free", "loaded", "item", "graph")
@@ -187,22 +187,23 @@ def opens(params: FirstLookParams, recording: Recording | None) -> Pair | Opened
     return Pair(recording) if recording else open_trace(params.trace)
 
 
-def recorded(params: FirstLookParams, origin: Pair | OpenedTrace) -> list[dict[str, Any]]:
+def recorded(params: FirstLookParams, origin: Pair | OpenedTrace) -> Tables:
     """Boxes, headroom and sums of the reader's trace, or of one recorded round, with what-ifs of all rounds."""
-    from workbench.views.trace import trace_rows
+    from workbench.views.trace import trace_tables
 
     if not isinstance(origin, Pair):
-        return trace_rows(origin.analysis, None, Path(params.trace).name)
+        return trace_tables(origin.analysis, None, Path(params.trace).name)
     analysis = origin.analysis(params.size)
     found = stretches(analysis)
-    rows = []
+    tables: Tables = {}
     for variant in LABELS:
-        rows += trace_rows(analysis, shown(found)[variant].window, LABELS[variant])
-    return rows + predictions(analysis, found)
+        for name, rows in trace_tables(analysis, shown(found)[variant].window, LABELS[variant]).items():
+            tables.setdefault(name, []).extend(rows)
+    return tables | predictions(analysis, found)
 
 
-def predictions(analysis: Any, found: dict[str, list[Stretch]]) -> list[dict[str, Any]]:
-    """Predicted and measured spans in each round.
+def predictions(analysis: Any, found: dict[str, list[Stretch]]) -> Tables:
+    """Predicted and measured spans in each round (``what_if``), and the hosts' speeds (``host_speed``).
 
     Waits removed stands against the stretch that computes the same scalars and leaves them on the device: a what-if
     knows the waits, not the indexing that a programmer would drop with them. It keeps the host's speed of its own
@@ -210,9 +211,9 @@ def predictions(analysis: Any, found: dict[str, list[Stretch]]) -> list[dict[str
     against the graph.
     """
     from workbench.traces.replay import to_program, what_if
-    from workbench.views.trace import HOST_SPEED, MERGED, REMOVED, SCALED, UNCHANGED, sum_row
+    from workbench.views.trace import MERGED, REMOVED, SCALED, UNCHANGED
 
-    rows = []
+    rows, speeds = [], []
     for i, (free, loaded, item, graph) in enumerate(zip(*(found[v] for v in VARIANTS), strict=True)):
         plain, on_device, reads, merged = (
             to_program(analysis, window=s.submission) for s in (free, loaded, item, graph)
@@ -226,10 +227,9 @@ def predictions(analysis: Any, found: dict[str, list[Stretch]]) -> list[dict[str
             SCALED: (what_if(reads, remove_waits=True, host_scale=speed)["predicted_us"], without),
             MERGED: (what_if(plain, merge_launches=1_000_000)["predicted_us"], what_if(merged)["measured_us"]),
         }
-        for case, pair in cases.items():
-            rows += [sum_row("what-if", case, f"{k} {i}", v) for k, v in zip(("predicted_us", "measured_us"), pair)]
-        rows.append(sum_row("what-if", HOST_SPEED, f"factor {i}", speed))
-    return rows
+        rows += [{"case": c, "round": i, "predicted_us": p, "measured_us": m} for c, (p, m) in cases.items()]
+        speeds.append({"round": i, "factor": speed})
+    return {"what_if": rows, "host_speed": speeds}
 
 
 def _host_speed(analysis: Any, loaded: Stretch, item: Stretch) -> float:
@@ -255,9 +255,9 @@ def _host_speed(analysis: Any, loaded: Stretch, item: Stretch) -> float:
 
 def figure(result: Result):
     """Lanes and headroom of each trace."""
-    from workbench.views.trace import figure_of_rows
+    from workbench.views.trace import figure_of
 
-    return figure_of_rows(result)
+    return figure_of(result)
 
 
 def checks(result: Result) -> list[Check]:

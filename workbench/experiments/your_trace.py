@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from workbench.core.params import Params, param
 
 if TYPE_CHECKING:
     from workbench.core.record import Recording
-    from workbench.views.trace import OpenedTrace
+    from workbench.views.trace import OpenedTrace, Tables
 
 RECORDING = "2026-11-29_h200_98b6695"
 FILE = "loop_with_stacks.json.gz"
@@ -99,18 +100,18 @@ def opens(params: YourTraceParams, recording: Recording | None) -> OpenedTrace:
     return open_trace(recording.file(FILE) if recording else params.trace)
 
 
-def recorded(params: YourTraceParams, origin: OpenedTrace) -> list[dict[str, Any]]:
-    """Boxes, headroom and sums; the verdict; the what-if."""
+def recorded(params: YourTraceParams, origin: OpenedTrace) -> Tables:
+    """Boxes, headroom and sums; the verdict; the what-if, where the trace has steps to replay."""
     from workbench.traces.replay import what_if
     from workbench.traces.trace import TraceError
     from workbench.traces.verify import verify_trace
-    from workbench.views.trace import sum_row, trace_rows
+    from workbench.views.trace import trace_tables
 
     analysis, window = origin.shown(params)
-    rows = trace_rows(analysis, window, analysis.trace.source)
     verdict = verify_trace(analysis, window=window, idle_threshold_us=params.idle_threshold_us)
-    rows.append(sum_row("what-if", "verdict", verdict.as_dict()["verdict"], float(verdict.exit_code)))
-    try:
+    tables = trace_tables(analysis, window, analysis.trace.source)
+    tables["verdict"] = [{"verdict": verdict.as_dict()["verdict"], "exit_code": verdict.exit_code}]
+    with contextlib.suppress(TraceError):
         answer = what_if(
             analysis,
             remove_waits=params.remove_waits,
@@ -119,46 +120,33 @@ def recorded(params: YourTraceParams, origin: OpenedTrace) -> list[dict[str, Any
             device_scale=params.device_scale,
             merge_launches=params.merge_launches,
         )
-    except TraceError:
-        return rows
-    return rows + [
-        sum_row("what-if", "what-if span", k, answer[k]) for k in ("measured_us", "replayed_us", "predicted_us")
-    ]
-
-
-def figure(result: Result):
-    """Lanes and headroom."""
-    from workbench.views.trace import figure_of_rows
-
-    return figure_of_rows(result)
+        tables["what_if"] = [{k: answer[k] for k in ("measured_us", "replayed_us", "predicted_us")}]
+    return tables
 
 
 def checks(result: Result) -> list[Check]:
     """Sums that must hold for every trace, and the verdict as a value."""
     from workbench.views.trace import accounted
 
-    rows = result.table.to_dicts()
-    verdict = next(r for r in rows if r["lane"] == "verdict")
-    span = {r["label"]: r["value"] for r in rows if r["lane"] == "what-if span"}
-    found = [accounted(result), Check("Verdict (a value, not a claim)", None, verdict["label"])]
-    if span:
+    (verdict,) = result.rows("verdict")
+    found = [accounted(result), Check("Verdict (a value, not a claim)", None, verdict["verdict"])]
+    for span in result.rows("what_if"):
         ratio = span["replayed_us"] / span["measured_us"] if span["measured_us"] else 1.0
-        found.append(
-            Check(
-                "Replayed unchanged, the queue model reproduces the measured span within 2 %",
-                abs(ratio - 1) <= 0.02,
-                f"replayed / measured {ratio:.4f}",
-            )
+        claim = "Replayed unchanged, the queue model reproduces the measured span within 2 %"
+        found.append(Check(claim, abs(ratio - 1) <= 0.02, f"replayed / measured {ratio:.4f}"))
+        value = (
+            f"from the first submission to the last end: predicted {span['predicted_us']:.1f} us, measured "
+            f"{span['measured_us']:.1f} us"
         )
-        found.append(
-            Check(
-                "What-if (a value, not a claim)",
-                None,
-                f"from the first submission to the last end: predicted {span['predicted_us']:.1f} us, measured "
-                f"{span['measured_us']:.1f} us",
-            )
-        )
+        found.append(Check("What-if (a value, not a claim)", None, value))
     return found
+
+
+def figure(result: Result):
+    """Lanes and headroom."""
+    from workbench.views.trace import figure_of
+
+    return figure_of(result)
 
 
 EXPERIMENT = Experiment(

@@ -11,18 +11,16 @@ from workbench.core.colours import COLOURS, LABELS
 WIDTH, GUTTER, LANE, CURVE = 900, 150, 24, 90
 
 
-def timeline_svg(rows: Sequence[Mapping[str, Any]]) -> str:
+def timeline_svg(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return lanes of boxes and, beneath them, the headroom curves, as SVG text; names are escaped.
 
     Args:
-        rows: of `experiments._traces.trace_rows`: ``lane, kind, start_us, end_us, value``; rows of kind ``sum`` are
-            left out.
+        tables: of `views.trace.trace_tables`; ``boxes`` and ``headroom`` are drawn.
     """
-    boxes = [r for r in rows if r["kind"] not in ("headroom", "sum")]
-    points = [r for r in rows if r["kind"] == "headroom"]
+    boxes, points = tables["boxes"], tables["headroom"]
     lanes = list(dict.fromkeys(r["lane"] for r in boxes))
-    end = max((r["end_us"] for r in [*boxes, *points]), default=0.0) or 1.0
-    most = max((r["value"] for r in points), default=0.0) or 1.0
+    end = max([r["end_us"] for r in boxes] + [r["at_us"] for r in points], default=0.0) or 1.0
+    most = max((r["queued_us"] for r in points), default=0.0) or 1.0
     top = 26
 
     def x(us: float) -> float:
@@ -44,7 +42,7 @@ def timeline_svg(rows: Sequence[Mapping[str, Any]]) -> str:
     foot = top + LANE * len(lanes)
     for lane in dict.fromkeys(r["lane"] for r in points):
         path = " ".join(
-            f"{x(r['start_us'])},{foot + 8 + (CURVE - 12) * (1 - r['value'] / most):.1f}"
+            f"{x(r['at_us'])},{foot + 8 + (CURVE - 12) * (1 - r['queued_us'] / most):.1f}"
             for r in points
             if r["lane"] == lane
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,11 +16,13 @@ from workbench.traces.lookup import Locator
 from workbench.traces.trace import COPY, RANGE
 from workbench.traces.waits import WAIT_KINDS, describe_waits
 
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
 MAX_BOXES = 1200
 VIEW_EVENTS = 100_000
 UNCHANGED, REMOVED, MERGED = "replay, unchanged", "waits removed", "one submission per step"
 SCALED = "waits removed, at the host's speed in the loop without reads"
-HOST_SPEED = "host time without reads / with reads"
 # Why a what-if of the recorded pair may miss; shown beside a claim that does not hold.
 MISSED = {
     MERGED: "the eager loop starved the GPU, so its trace holds neither the gaps between a graph's kernels nor the "
@@ -135,11 +137,18 @@ def _thin(curve: Headroom, low: int, high: int, points: int = 2000) -> tuple[np.
     return (t - low) / 1e3, value / 1e3
 
 
-def trace_rows(analysis: Analysis, window: Window | None, variant: str) -> list[dict[str, Any]]:
-    """The tidy table of one trace: boxes, headroom points and the sums, times in us from the window's start."""
+Tables = dict[str, list[dict[str, Any]]]
+
+
+def trace_tables(analysis: Analysis, window: Window | None, variant: str) -> Tables:
+    """The tables of one trace, times in us from the window's start.
+
+    ``boxes``: `trace, lane, kind, label, start_us, end_us`; ``headroom``: `trace, lane, at_us, queued_us`; ``sums``:
+    `trace, lane, quantity, value` (us, waits as a count).
+    """
     low, high = _window(analysis, window)
     gap = max(0, (high - low) // MAX_BOXES)
-    rows: list[dict[str, Any]] = []
+    boxes: list[dict[str, Any]] = []
     for lane, kind, start, end, names in _lanes(analysis, low, high):
         if len(start) > MAX_BOXES // 4:
             if kind == "idle":  # merging idle intervals over the work between them would overstate idle time
@@ -147,43 +156,24 @@ def trace_rows(analysis: Analysis, window: Window | None, variant: str) -> list[
                 start, end, names = start[seen], end[seen], [names[i] for i in seen]
             else:
                 start, end, names = _aggregate(start, end, names, gap)
-        for a, b, name in zip(start.tolist(), end.tolist(), names):
-            rows.append(
-                {
-                    "trace": variant,
-                    "lane": lane,
-                    "kind": kind,
-                    "label": name,
-                    "start_us": (a - low) / 1e3,
-                    "end_us": (b - low) / 1e3,
-                    "value": None,
-                }
-            )
+        boxes += [
+            {"trace": variant, "lane": lane, "kind": kind, "label": name, "start_us": a, "end_us": b}
+            for a, b, name in zip(((start - low) / 1e3).tolist(), ((end - low) / 1e3).tolist(), names)
+        ]
+    headroom, sums = [], []
     for pair in analysis.rows:
+        lane = f"GPU {pair[1]}"
         x, y = _thin(analysis.headroom(pair), low, high)
-        rows += [
-            {
-                "trace": variant,
-                "lane": f"GPU {pair[1]}",
-                "kind": "headroom",
-                "label": "",
-                "start_us": a,
-                "end_us": a,
-                "value": v,
-            }
-            for a, v in zip(x.tolist(), y.tolist())
+        headroom += [
+            {"trace": variant, "lane": lane, "at_us": a, "queued_us": v} for a, v in zip(x.tolist(), y.tolist())
         ]
         idle = analysis.idle(pair, (low, high))
-        sums = {"window": high - low, "idle": idle.total_ns(), **idle.by_cause_ns()}
-        rows += [sum_row(variant, f"GPU {pair[1]}", k, v / 1e3) for k, v in sums.items()]
+        found = {"window": high - low, "idle": idle.total_ns(), **idle.by_cause_ns()}
+        sums += [{"trace": variant, "lane": lane, "quantity": k, "value": v / 1e3} for k, v in found.items()]
     waits = analysis.waits
     inside = waits.counted() & (waits.end_ns > low) & (waits.start_ns < high)
-    return [*rows, sum_row(variant, "host", "waits", float(inside.sum()))]
-
-
-def sum_row(trace: str, lane: str, label: str, value: float) -> dict[str, Any]:
-    """A row of the tidy table that holds one number and no interval."""
-    return {"trace": trace, "lane": lane, "kind": "sum", "label": label, "start_us": 0.0, "end_us": 0.0, "value": value}
+    sums.append({"trace": variant, "lane": "host", "quantity": "waits", "value": float(inside.sum())})
+    return {"boxes": boxes, "headroom": headroom, "sums": sums}
 
 
 def _window(analysis: Analysis, window: Window | None) -> Window:
@@ -195,21 +185,12 @@ def _window(analysis: Analysis, window: Window | None) -> Window:
     return int(ops.start_ns.min()), int(ops.end_ns.max())
 
 
-def trace_figure(analysis: Analysis, window: Window | None = None, title: str = ""):
-    """Lanes and headroom curve of one trace as a plotly figure; long windows are aggregated."""
-    return _draw(trace_rows(analysis, window, ""), [""], title)
-
-
-def figure_of_rows(result: Result):
-    """The figure of a table made of `trace_rows`, one pair of panels per trace."""
-    rows = [r for r in result.table.to_dicts() if r["trace"] != "what-if"]
-    return _draw(rows, list(dict.fromkeys(r["trace"] for r in rows)), result.experiment.title)
-
-
-def _draw(rows: list[dict[str, Any]], variants: list[str], title: str):
+def trace_figure(tables: Tables, title: str = "") -> go.Figure:
+    """Lanes and headroom curve of each trace in `trace_tables`, a pair of panels each; long windows are aggregated."""
     from workbench.core.colours import COLOURS
     from workbench.views.plotting import draw_lanes, figure
 
+    variants = list(dict.fromkeys(r["trace"] for r in tables["sums"]))
     n = len(variants)
     fig = figure(
         title,
@@ -221,8 +202,7 @@ def _draw(rows: list[dict[str, Any]], variants: list[str], title: str):
     )
     seen: set[str] = set()
     for i, variant in enumerate(variants):
-        mine = [r for r in rows if r["trace"] == variant]
-        boxes = [r for r in mine if r["kind"] not in ("headroom", "sum")]
+        boxes, curve = ([r for r in tables[name] if r["trace"] == variant] for name in ("boxes", "headroom"))
         draw_lanes(
             fig,
             {
@@ -237,11 +217,11 @@ def _draw(rows: list[dict[str, Any]], variants: list[str], title: str):
             unit="us",
             seen=seen,
         )
-        for lane in dict.fromkeys(r["lane"] for r in mine if r["kind"] == "headroom"):
-            points = [r for r in mine if r["kind"] == "headroom" and r["lane"] == lane]
+        for lane in dict.fromkeys(r["lane"] for r in curve):
+            points = [r for r in curve if r["lane"] == lane]
             fig.add_scatter(
-                x=[r["start_us"] for r in points],
-                y=[r["value"] for r in points],
+                x=[r["at_us"] for r in points],
+                y=[r["queued_us"] for r in points],
                 mode="lines",
                 name=f"headroom, {lane}",
                 line={"color": COLOURS["headroom"], "width": 1.5},
@@ -265,13 +245,18 @@ def _draw(rows: list[dict[str, Any]], variants: list[str], title: str):
                 row=2 * i + 2,
                 col=1,
             )
-    width = max((r["end_us"] for r in rows), default=0.0)
+    width = max([r["end_us"] for r in tables["boxes"]] + [r["at_us"] for r in tables["headroom"]], default=0.0)
     fig.update_xaxes(
         title_text=f"us from the window's start (boxes closer than {width / MAX_BOXES:.3g} us are joined)",
         row=2 * n,
         col=1,
     )
     return fig
+
+
+def figure_of(result: Result) -> go.Figure:
+    """The figure of a result whose tables are those of `trace_tables`."""
+    return trace_figure({name: result.rows(name) for name in ("boxes", "headroom", "sums")}, result.experiment.title)
 
 
 def view_arguments(
@@ -382,12 +367,11 @@ def _jump_table(analysis: Analysis, low: int, high: int) -> dict[str, Any]:
 
 
 def sums(result: Result) -> dict[str, dict[str, float]]:
-    """The sums of each trace in a table of `trace_rows`, over its devices, us."""
+    """The sums of each trace of a result, over its devices, us."""
     out: dict[str, dict[str, float]] = {}
-    for r in result.table.to_dicts():
-        if r["kind"] == "sum" and r["trace"] != "what-if":
-            mine = out.setdefault(r["trace"], {})
-            mine[r["label"]] = mine.get(r["label"], 0.0) + r["value"]
+    for r in result.rows("sums"):
+        mine = out.setdefault(r["trace"], {})
+        mine[r["quantity"]] = mine.get(r["quantity"], 0.0) + r["value"]
     return out
 
 
@@ -417,18 +401,14 @@ def accounted(result: Result) -> Check:
 
 def prediction_checks(result: Result) -> list[Check]:
     """The unchanged replay within 2 %; what-ifs against what was measured in the same round, median over the rounds."""
-    cases: dict[str, dict[str, dict[str, float]]] = {}
-    for r in result.table.to_dicts():
-        if r["trace"] == "what-if":
-            what, number = r["label"].split()
-            cases.setdefault(r["lane"], {}).setdefault(number, {})[what] = r["value"]
-    factors = sorted(v["factor"] for v in cases.pop(HOST_SPEED, {}).values())
+    cases: dict[str, list[dict[str, float]]] = {}
+    for r in result.rows("what_if"):
+        cases.setdefault(r["case"], []).append(r)
+    factors = sorted(r["factor"] for r in result.rows("host_speed"))
     checks = []
     for case, rounds in cases.items():
-        ratios = sorted(v["predicted_us"] / v["measured_us"] for v in rounds.values())
-        predicted, measured = (
-            float(np.median([v[k] for v in rounds.values()])) for k in ("predicted_us", "measured_us")
-        )
+        ratios = sorted(r["predicted_us"] / r["measured_us"] for r in rounds)
+        predicted, measured = (float(np.median([r[k] for r in rounds])) for k in ("predicted_us", "measured_us"))
         limit, median = (0.02 if case == UNCHANGED else 0.15), float(np.median(ratios))
         holds = abs(median - 1) <= limit
         checks.append(
@@ -472,7 +452,7 @@ def longest_idle(result: Result, rows: int = 12) -> Any:
     """The longest idle intervals of a result's traces with their cause, as a table."""
     import polars as pl
 
-    idle = result.table.filter(pl.col("kind") == "idle")
+    idle = result.tables["boxes"].filter(pl.col("kind") == "idle")
     length = (pl.col("end_us") - pl.col("start_us")).alias("idle_us")
     chosen = idle.select("trace", "lane", pl.col("label").alias("cause"), "start_us", length)
     return chosen.sort("idle_us", descending=True).head(rows)
