@@ -24,6 +24,11 @@ from workbench.traces.verify import verify_trace
 PAIR = [launch(0, 5_000, 1), kernel(8_000, 20_000, 1), launch(30_000, 35_000, 2), kernel(40_000, 47_000, 2)]
 
 
+def gzip_of(content: bytes) -> bytes:
+    """Compressed without the time of day: bytes of test parameters become names of tests."""
+    return gzip.compress(content, mtime=0)
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 10**15 - 1), st.integers(0, 999), st.booleans(), st.integers(0, 3)), min_size=1)
 )
@@ -374,9 +379,9 @@ def test_text_after_the_document_is_said(tmp_path):
     ("content", "part"),
     [
         (text(PAIR).encode("utf-16"), "UTF-16"),
-        (gzip.compress(gzip.compress(text(PAIR).encode())), "compressed twice"),
-        (gzip.compress(b""), "nothing in it"),
-        (gzip.compress(text(PAIR).encode())[:5], "compressed stream is damaged"),
+        (gzip_of(gzip_of(text(PAIR).encode())), "compressed twice"),
+        (gzip_of(b""), "nothing in it"),
+        (gzip_of(text(PAIR).encode())[:5], "compressed stream is damaged"),
         (b"PK\x03\x04" + bytes(50), "zip archive"),
         (b"\x28\xb5\x2f\xfd" + bytes(50), "zstd"),
         (b"\x80\x04\x95" + bytes(50), "pickle"),
