@@ -175,11 +175,11 @@ def parse_resources(text: str | None) -> dict[str, float] | None:
         return None
     found = {}
     for part in text.split(","):
-        name, sep, amount = part.partition("=")
+        name, _, amount = part.partition("=")
         try:
             found[name.strip()] = float(amount)
         except ValueError:
-            sep = ""
-        if not sep or not name.strip():
+            name = ""
+        if not name.strip():
             raise ValueError(f"--resources {text!r}: expected NAME=AMOUNT, e.g. GPU=1")
     return found

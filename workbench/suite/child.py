@@ -178,12 +178,8 @@ def execute(job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any] | 
         message = f"cell {current} was still running when the limit of {job['timeout_s']:g} s for the notebook was over"
         return {"kind": "timeout", "message": message, "cell": current}
     except DeadKernelError:
-        status = kernel_process.poll() if kernel_process else None
-        return {
-            "kind": "kernel_died",
-            "message": f"the kernel died in cell {current}{died_how(status)}",
-            "cell": current,
-        }
+        message = f"the kernel died in cell {current}{died_how(kernel_process.poll() if kernel_process else None)}"
+        return {"kind": "kernel_died", "message": message, "cell": current}
     except Exception as error:
         import traceback
 

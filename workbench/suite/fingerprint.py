@@ -31,7 +31,7 @@ def fingerprint(notebook: Notebook, params: Mapping[str, Any]) -> str:
     read = path_parameters(experiment.params) if experiment else set()
     for name, value in params.items():
         if isinstance(value, str) and 0 < len(value) < 1000:
-            if _is_file(Path(value)):
+            if os.path.isfile(value):
                 files[name] = _file_hash(Path(value))
             elif name in read and os.path.isdir(value):
                 files[name] = _folder_marks(Path(value))
@@ -101,10 +101,3 @@ def _folder_marks(folder: Path) -> list[list[Any]]:
 def _file_hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False

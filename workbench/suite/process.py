@@ -261,7 +261,7 @@ class NotebookRun:
         self._finish(found)
 
     def _finish(self, found: dict[str, Any]) -> None:
-        readable = ".ipynb" in self._tmp and _is_json(self._tmp[".ipynb"])
+        readable = ".ipynb" in self._tmp and verdict.cells_of(self._tmp[".ipynb"]) is not None
         for ending in (".ipynb", ".html"):
             if readable and self._tmp[ending].exists():
                 os.replace(self._tmp[ending], self._final(ending))
@@ -353,14 +353,6 @@ def _socket_folder() -> Path:
     """Make a folder whose socket paths fit the limit of 107 bytes for Unix sockets."""
     base = tempfile.gettempdir()
     return Path(tempfile.mkdtemp(prefix="wb-", dir=base if len(base) < 60 else "/tmp"))
-
-
-def _is_json(path: Path) -> bool:
-    try:
-        json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _tail(path: Path, limit: int = 2000) -> str:

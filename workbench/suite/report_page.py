@@ -42,7 +42,7 @@ def render(out: Path, summary: Mapping[str, Any], reasons: Mapping[str, str]) ->
     no_result = [c for c in cards if c["status"] in ("failed", "interrupted", "skipped")]
     return rendered(
         "report",
-        {"duration": duration, "mib": mib, "figure": figure_text, "machine": machine_text},
+        {"duration": duration, "figure": figure_text, "machine": machine_text},
         run=summary,
         cards=cards,
         sections=_sections(cards),
@@ -102,11 +102,6 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
-
-
-def mib(size_bytes: int) -> str:
-    """Return a size in MiB as text."""
-    return f"{size_bytes / 2**20:.0f} MiB"
 
 
 def machine_text(machine: Mapping[str, Any]) -> str:

@@ -150,28 +150,34 @@ _SCRATCH = "workbench-dask-"
 
 def _remove_folders_of_the_dead() -> None:
     """Remove scratch folders of drivers that were killed outright."""
+    import psutil
+
     for path in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
         owner = path.name.removeprefix(_SCRATCH).split("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def default_resources(client: Any, notebook: Notebook, points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return ``{"GPU": 1}`` for runs that may measure, where workers offer GPUs; nothing otherwise."""
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    offered = any(w.get("resources", {}).get("GPU") for w in workers)
+    offered = any(resources.get("GPU") for resources in _offers(client))
     return {"GPU": 1.0} if offered and any(map(notebook.may_measure, points)) else {}
 
 
 def lacking(client: Any, resources: Mapping[str, float]) -> str | None:
     """Say why no run can start now, None where one can: no worker, or none that offers the resources."""
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    if not workers:
+    offers = _offers(client)
+    if not offers:
         return "the cluster has no worker yet"
-    if any(all(w.get("resources", {}).get(n, 0) >= v for n, v in resources.items()) for w in workers):
+    if any(all(offer.get(n, 0) >= v for n, v in resources.items()) for offer in offers):
         return None
     wanted = ", ".join(f"{n}={v:g}" for n, v in resources.items())
     return f"no worker offers {wanted} (start them with: dask worker --resources {wanted!r})"
+
+
+def _offers(client: Any) -> list[dict[str, float]]:
+    """Return the resources of each worker."""
+    return [w.get("resources", {}) for w in client.scheduler_info(n_workers=-1)["workers"].values()]
 
 
 def pending(notebook: Notebook, points: Sequence[Mapping[str, Any]], out: Path) -> int:
@@ -213,24 +219,14 @@ def sweep(
     by_mark = {fingerprint(notebook, dict(p)): p for p in points}
     outcomes: dict[str, dict[str, Any]] = {}
     futures: dict[Any, str] = {}
+    how = {"pure": False, "retries": ATTEMPTS - 1, "resources": dict(resources or {})}
     for mark, point in by_mark.items():
         if (found := finished(out / RUNS / mark[:16])) is not None:
             outcomes[mark] = found
             continue
-        future = client.submit(
-            run_task,
-            str(notebook.path.resolve()),
-            dict(point),
-            str(out.resolve()),
-            mark,
-            code_hash(),
-            timeout_s,
-            key=f"{notebook.slug}-{mark[:16]}-{uuid.uuid4().hex[:6]}",
-            pure=False,
-            retries=ATTEMPTS - 1,
-            resources=dict(resources or {}),
-        )
-        futures[future] = mark
+        task = (str(notebook.path.resolve()), dict(point), str(out.resolve()), mark, code_hash(), timeout_s)
+        key = f"{notebook.slug}-{mark[:16]}-{uuid.uuid4().hex[:6]}"
+        futures[client.submit(run_task, *task, key=key, **how)] = mark
     total = len(outcomes) + len(futures)
     for future in as_completed(list(futures)) if futures else ():
         mark = futures[future]

@@ -85,9 +85,8 @@ def _silent_failure(cells: list[dict[str, Any]], results: list[dict[str, Any]]) 
             return _error("no_result", f"the reported result is malformed: {str(result)[:200]}")
     sources = {r["source"] for r in results}
     if len(sources) > 1:
-        return _error(
-            "mixed_sources", f"results of one notebook come from several sources: {', '.join(sorted(sources))}"
-        )
+        told = ", ".join(sorted(sources))
+        return _error("mixed_sources", f"results of one notebook come from several sources: {told}")
     return None
 
 
@@ -102,7 +101,7 @@ def cells_of(executed: Path) -> list[dict[str, Any]] | None:
     """Return the cells of an executed notebook; None where it is missing or cut off."""
     try:
         return json.loads(executed.read_bytes())["cells"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
