@@ -29,8 +29,7 @@ run: setup browser
 
 # Two test processes on two cores: more threads would only wait for each other.
 test: export OMP_NUM_THREADS = 1
-test: setup browser
-	$(BIN)/ruff check .
+test: lint browser
 	$(BIN)/workbench record check
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not gpu and not browser" $(ARGS)
 	$(BIN)/python -m pytest -q -m browser $(ARGS)

@@ -13,20 +13,14 @@ import typer
 
 from workbench.core.output import refuse, say
 
+app = typer.Typer()
 Param = Annotated[
     list[str] | None, typer.Option("-p", "--param", metavar="NAME=VALUE", help="A parameter; may be repeated.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the suite's commands to the command line."""
-    app.command("list")(list_command)
-    app.command("show")(show_command)
-    app.command("run")(run_command)
-    app.command("sync")(sync_command)
-
-
+@app.command("list")
 def list_command(as_json: Json = False) -> None:
     """List every experiment and notebook with its sources; --json adds claims, anchors and parameters."""
     rows = listing()
@@ -83,6 +77,7 @@ def listing() -> list[dict[str, Any]]:
     return sorted(rows, key=lambda r: (order.get(r["group"], len(order)), r["group"], r["slug"]))
 
 
+@app.command("show")
 def show_command(
     slug: Annotated[str, typer.Argument(metavar="SLUG", help="Name of an experiment; see: workbench list.")],
     source: Annotated[str, typer.Option(help="auto, model, recorded, live or report.")] = "auto",
@@ -129,6 +124,7 @@ def show_command(
     raise typer.Exit(int(any(c.fails for c in result.checks)))
 
 
+@app.command("run")
 def run_command(
     slugs: Annotated[
         list[str] | None, typer.Argument(help="Slugs, groups or .ipynb files; all notebooks if none is named.")
@@ -236,6 +232,7 @@ def default_jobs() -> int:
     return max(1, min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
 
 
+@app.command("sync")
 def sync_command(
     check: Annotated[
         bool, typer.Option("--check", help="Change nothing; exit status 1 where a file is stale.")
