@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import plotly.graph_objects as go
 import pytest
 
@@ -71,3 +73,16 @@ def test_only_text_on_the_page_is_changed():
     ]
     assert min(ratio(colour, THEMES["dark"].ground) for _, colour in changes) >= LEAST
     assert text_changes(figure, THEMES["light"]) == []
+
+
+def test_the_colour_of_a_host_wait_is_drawn_by_its_kind_alone():
+    """Boxes take it through their kind; a line or bar that names it would show something else as a wait."""
+    root = Path(colours.__file__).parents[1]
+    named = [
+        f"{path.name}:{number}"
+        for room in ("experiments", "views")
+        for path in sorted((root / room).glob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if 'COLOURS["sync_wait"]' in line or colours.COLOURS["sync_wait"] in line
+    ]
+    assert named == []

@@ -282,7 +282,7 @@ def _draw_schematic(result: Result) -> go.Figure:
     p, table = result.params, result.table
     fig = figure("Schematic: where does each GPU stop running dry?", height=540)
     devices = table.filter(pl.col("kind") == "device")
-    hues = (SERIES[0], SERIES[3], SERIES[2])
+    hues = (SERIES[4], SERIES[3], SERIES[2])
     for colour, name in zip(hues, devices["layer"].unique(maintain_order=True)):
         part = devices.filter(pl.col("layer") == name)
         fig.add_scatter(x=part["microbatch"], y=part["time"], mode="lines", name=f"{name} execution",
@@ -294,7 +294,7 @@ def _draw_schematic(result: Result) -> go.Figure:
         part = table.filter((pl.col("kind") == "submit") & (pl.col("layer") == name))
         if shown:
             fig.add_scatter(x=part["microbatch"], y=part["time"], mode="lines", name=f"CPU submission, {name}",
-                            line={"color": COLOURS["sync_wait"], "dash": dash, "width": 2})  # fmt: skip
+                            line={"color": COLOURS["cpu_submit"], "dash": dash, "width": 2})  # fmt: skip
     scales = {"activation_scale": p.activation_scale, "memory_scale": p.memory_scale}
     cost = SUBMIT_EAGER * p.host_cost
     for colour, curve in zip(hues, schematic(device_speed=p.device_speed, **scales)):

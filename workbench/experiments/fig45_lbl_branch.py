@@ -297,7 +297,7 @@ def draw(result: Result) -> go.Figure:
     import plotly.graph_objects as go
     import polars as pl
 
-    from workbench.core.colours import COLOURS
+    from workbench.core.colours import SERIES
     from workbench.training.histories import smooth
     from workbench.views.plotting import figure
 
@@ -307,8 +307,8 @@ def draw(result: Result) -> go.Figure:
     drawn = drawn or [c for c in table.columns if c not in ("seed", "arm", "step")][:4]
     panels = [(m, LABELS.get(m, html.escape(m))) for m in drawn]
     fig = figure("One checkpoint, two LBL coefficients", rows=len(panels), cols=1, height=190 * len(panels) + 140)
-    style = {"original": (COLOURS["cpu_submit"], f"original, {result.params.coefficient:g}", "solid"),
-             "branch": (COLOURS["sync_wait"], f"branch, {result.params.branch_coefficient:g}", "solid")}  # fmt: skip
+    style = {"original": (SERIES[2], f"original, {result.params.coefficient:g}", "solid"),
+             "branch": (SERIES[4], f"branch, {result.params.branch_coefficient:g}", "solid")}  # fmt: skip
     for row, (metric, label) in enumerate(panels, start=1):
         for (seed, arm), part in table.group_by(["seed", "arm"], maintain_order=True):
             colour, name, dash = style[str(arm)]

@@ -299,17 +299,17 @@ def _graph_above(cells: Mapping[tuple[int, str, str], float], whose: str) -> lis
 LINES = (
     (BASELINE, "BF16 grouped", "ink"),
     ("ours", "ours", "gpu_execute"),
-    ("multi_launch", "several launches", "sync_wait"),
+    ("multi_launch", "several launches", "several"),
 )
 
 
 def draw(result: Result) -> go.Figure:
     """Draw time and speedup over M, eager against graph, the floor, and what the host needs to submit."""
-    from workbench.core.colours import COLOURS, INK
+    from workbench.core.colours import COLOURS, INK, SERIES
     from workbench.views.plotting import figure
 
     rows = result.table.to_dicts()
-    colours = COLOURS | {"ink": INK}
+    colours = COLOURS | {"ink": INK, "several": SERIES[4]}
     fig = figure(
         "What submission hides of a short MXFP8 product",
         rows=2,

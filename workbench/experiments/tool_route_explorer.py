@@ -184,8 +184,8 @@ def draw(result: Result) -> go.Figure:
             name="dropped",
             marker={
                 "color": "rgba(0,0,0,0)",
-                "line": {"color": COLOURS["sync_wait"], "width": 1},
-                "pattern": {"shape": "x", "fgcolor": COLOURS["sync_wait"], "size": 6},
+                "line": {"color": SERIES[4], "width": 1},
+                "pattern": {"shape": "x", "fgcolor": SERIES[4], "size": 6},
             },
             hovertemplate="%{y}<br>%{x} routes dropped<extra></extra>",
         ),
@@ -194,7 +194,7 @@ def draw(result: Result) -> go.Figure:
     )
     fig.add_vline(x=capacity, line_color=INK, line_dash="dash", row=1, col=1)  # type: ignore[arg-type]
     for name, column, colour in (
-        ("routes dropped", "drop_rate", COLOURS["sync_wait"]),
+        ("routes dropped", "drop_rate", SERIES[4]),
         ("capacity used", "capacity_use", COLOURS["gpu_execute"]),
     ):
         fig.add_trace(

@@ -217,7 +217,7 @@ def draw_crossovers(result: Result) -> go.Figure:
     """Draw one panel per layer and passes: both times over the size, the crossover, and where the device idles."""
     import plotly.graph_objects as go
 
-    from workbench.core.colours import COLOURS, INK, SERIES
+    from workbench.core.colours import COLOURS, INK
     from workbench.views.plotting import figure
 
     drawn = [c for c in curves(result) if result.params.replay or c["mode"] != "replay"]
@@ -231,15 +231,11 @@ def draw_crossovers(result: Result) -> go.Figure:
     fig.update_annotations(font={"size": 12})
     # Sub-plot titles would sit under the legend.
     fig.update_layout(legend={"yref": "container", "y": 0.005, "yanchor": "bottom"}, margin={"t": 125, "b": 130})
-    style = {
-        "eager": {"dash": "solid", "device": COLOURS["gpu_execute"], "submit": COLOURS["sync_wait"]},
-        "replay": {"dash": "dash", "device": COLOURS["gpu_execute"], "submit": COLOURS["sync_wait"]},
-        "compiled": {"dash": "dot", "device": SERIES[5], "submit": SERIES[4]},
-    }
+    dashes = {"eager": "solid", "replay": "dash", "compiled": "dot"}
+    colours = {"device": COLOURS["gpu_execute"], "submit": COLOURS["cpu_submit"]}
     seen: set[str] = set()
     for c in drawn:
         where: Any = {"row": passes.index(c["passes"]) + 1, "col": layers.index(c["layer"]) + 1}
-        look = style[c["mode"]]
         for kind, label in (("device", "device"), ("submit", "submission")):
             if kind == "device" and c["mode"] == "replay":
                 continue
@@ -248,7 +244,7 @@ def draw_crossovers(result: Result) -> go.Figure:
                 go.Scatter(
                     x=c["tokens"], y=c[kind] / 1e3, mode="lines+markers", name=name, legendgroup=name,
                     showlegend=name not in seen, marker={"size": 5},
-                    line={"color": look[kind], "dash": look["dash"], "width": 2},
+                    line={"color": colours[kind], "dash": dashes[c["mode"]], "width": 2},
                     customdata=[_hover(c, r) for r in c["rows"]],
                     hovertemplate="%{x:,} " + unit(result) + ": %{y:.3f} ms%{customdata}"
                     f"<extra>{name}</extra>",
