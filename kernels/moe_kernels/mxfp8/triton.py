@@ -276,7 +276,7 @@ def _power_of_two(n: int) -> int:
 
 
 @triton.jit
-def _gemm_kernel(
+def _mxfp8_gemm_kernel(
     a_ptr,
     as_ptr,
     w_ptr,
@@ -354,7 +354,7 @@ def grouped_gemm(
     folded = a_scales.dim() == 1
     bm, bn, bk = (16, 32, 64) if interpreted else (64, 128, 128) if folded else (64, 128, 64)
     grid = ((triton.cdiv(M, bm) + E) * triton.cdiv(N, bn),)
-    _gemm_kernel[grid](
+    _mxfp8_gemm_kernel[grid](
         a.view(torch.uint8),
         a_scales,
         w.view(torch.uint8),

@@ -143,7 +143,7 @@ def _reduce_kernel(
 
 @prepared
 @triton.jit
-def _backward_kernel(
+def _router_backward_kernel(
     logit_ptr,
     weight_ptr,
     index_ptr,
@@ -330,7 +330,7 @@ def _backward(
     top_k = index.shape[1]
     block_t, block_e, block_k = _shape(experts, top_k, BACKWARD_TILE)
     with on_device(logits):
-        _backward_kernel[(cdiv(tokens, block_t),)](
+        _router_backward_kernel[(cdiv(tokens, block_t),)](
             logits,
             weights,
             index,

@@ -34,7 +34,7 @@ def _forward_kernel(
 
 @prepared
 @triton.jit
-def _backward_kernel(
+def _swiglu_backward_kernel(
     h_ptr, grad_ptr, out_ptr, offsets_ptr, last, rows, F: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr
 ):
     valid = tl.minimum(tl.load(offsets_ptr + last), rows)
@@ -82,7 +82,9 @@ def _swiglu_backward(h: torch.Tensor, grad: torch.Tensor, offsets: torch.Tensor,
     with on_device(h):
         grid = (min(cdiv(rows, block_r) * cdiv(F, block_f), grid_size(h.device, PROGRAMS_PER_SM)),)
         last = offsets.shape[0] - 1
-        _backward_kernel[grid](h, grad, out, offsets, last, rows, F=F, BLOCK_R=block_r, BLOCK_F=block_f, num_warps=4)
+        _swiglu_backward_kernel[grid](
+            h, grad, out, offsets, last, rows, F=F, BLOCK_R=block_r, BLOCK_F=block_f, num_warps=4
+        )
 
 
 def swiglu(h: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
