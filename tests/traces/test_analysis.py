@@ -10,8 +10,9 @@ from kineto_files import call, d2h, event, kernel, launch, write
 from slow_oracle import analyse
 
 from workbench.traces import TraceError, read
+from workbench.traces.folder import analyse_folder
 from workbench.traces.idle import CAUSES, Analysis
-from workbench.traces.ranges import blocks_ahead, find_ranges, parse_window, rank_skew, table51
+from workbench.traces.ranges import blocks_ahead, find_ranges, parse_window, table51
 from workbench.traces.summary import summarise
 from workbench.traces.verify import verify_trace
 from workbench.traces.waits import WAIT_KINDS
@@ -534,13 +535,12 @@ def test_blocks_ahead(tmp_path):
         find_ranges(a, "microbatch")
 
 
-def test_rank_skew(tmp_path):
+def test_steps_of_ranks_that_start_apart(tmp_path):
     late = [dict(e, ts=e["ts"] + 7 * K) for e in steps_events()]
-    traces = [
-        read(write(tmp_path, e, f"{i}.json", distributedInfo={"rank": i})) for i, e in enumerate((steps_events(), late))
-    ]
-    rows = {(r["rank"], r["step"]): r["start_skew_ns"] for r in rank_skew(traces)}
-    assert rows[0, "ProfilerStep#1"] == 0 and rows[1, "ProfilerStep#1"] == 7 * K
+    for i, events in enumerate((steps_events(), late)):
+        write(tmp_path, events, f"{i}.json", distributedInfo={"rank": i})
+    rows = {r["step"]: r for r in analyse_folder(tmp_path).skew}
+    assert rows["ProfilerStep#1"]["ranks"] == 2 and rows["ProfilerStep#1"]["start_spread_us"] == 7 * K / 1e3
 
 
 def test_epoch_times_keep_their_last_nanosecond(tmp_path):

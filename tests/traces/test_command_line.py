@@ -106,11 +106,11 @@ def test_whatif(tmp_path):
     answer = json.loads(run("whatif", path, "--remove-waits", "--json").stdout)
     assert {"measured_us", "replayed_us", "predicted_us", "assumptions"} <= set(answer)
     assert answer["measured_us"] == answer["replayed_us"] > answer["predicted_us"]
-    some = json.loads(run("whatif", path, "--remove-waits", "cudaStreamSynchronize", "--json").stdout)
+    some = json.loads(run("whatif", path, "--remove-wait", "cudaStreamSynchronize", "--json").stdout)
     assert some["removed_waits"] == 1 < answer["removed_waits"] == 2
     shown = run("whatif", path, "--host-scale", 0.5, "--device-scale", 0.5).stdout
     assert "assumptions:" in shown and "the window of `summary`" in shown
-    bad = run("whatif", path, "--remove-waits", "nowhere.py")
+    bad = run("whatif", path, "--remove-wait", "nowhere.py")
     assert bad.exit_code == 2 and "no wait matches" in bad.output
     assert run("whatif", path, "--host-scale", -1).exit_code == 2
 
@@ -122,15 +122,13 @@ def test_whatif(tmp_path):
         (["{f}", "--remove-waits"], 2),
         (["--remove-waits", "{f}"], 2),
         (["--remove-waits", "--host-scale", "1", "{f}"], 2),
-        (["{f}", "--remove-waits", "cudaStreamSynchronize"], 1),
-        (["{f}", "--remove-waits=cudaStreamSynchronize"], 1),
-        (["--remove-waits=cudaStreamSynchronize", "{f}"], 1),
-        (["--remove-waits", "cudaStreamSynchronize", "{f}"], 1),
-        (["--remove-waits", "cudaStreamSynchronize", "--", "{f}"], 1),
+        (["{f}", "--remove-wait", "cudaStreamSynchronize"], 1),
+        (["--remove-wait=cudaStreamSynchronize", "{f}"], 1),
+        (["--remove-wait", "cudaStreamSynchronize", "--", "{f}"], 1),
         (["--window", "all", "{f}", "--remove-waits"], 2),
     ],
 )
-def test_remove_waits_takes_an_optional_line(tmp_path, words, removed):
+def test_all_waits_or_those_of_a_line_are_removed(tmp_path, words, removed):
     path = write(tmp_path, item("Pageable"))
     done = run("whatif", "--json", *(w.format(f=path) for w in words))
     assert done.exit_code == 0, done.output
@@ -140,9 +138,10 @@ def test_remove_waits_takes_an_optional_line(tmp_path, words, removed):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--remove-waits="], "got an empty one"),
-        (["--remove-waits", "a", "--remove-waits", "b"], "expected once"),
-        (["--remove-waits=absent.py"], "no wait matches"),
+        (["--remove-wait="], "got an empty one"),
+        (["--remove-waits", "--remove-wait", "a"], "got both"),
+        (["--remove-waits", "absent.py"], "unexpected extra argument"),
+        (["--remove-wait=absent.py"], "no wait matches"),
         (["a", "b"], "unexpected extra argument"),
     ],
 )
@@ -154,9 +153,10 @@ def test_wrong_remove_waits_is_said(tmp_path, words, message):
 def test_folder_of_ranks(tmp_path):
     for rank in (0, 1):
         write(tmp_path, steps_events(), f"r{rank}.json", distributedInfo={"rank": rank})
-    found = json.loads(run("summary", tmp_path, "--json").stdout)
-    assert [r["rank"] for r in found["ranks"]] == [0, 1] and len(found["rank_skew"]) == 6
-    assert "after the first rank" in run("summary", tmp_path).stdout
+    summary, folder = (json.loads(run(command, tmp_path, "--json").stdout) for command in ("summary", "folder"))
+    assert [r["rank"] for r in summary["ranks"]] == [0, 1] and len(summary["skew"]) == 3
+    assert summary.keys() == folder.keys() and summary["skew"] == folder["skew"]
+    assert "2 ranks start within 0.0 us" in run("summary", tmp_path).stdout
 
 
 HOSTILE = "[bold red]<img src=x onerror=alert(1)>[/]"

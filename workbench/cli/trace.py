@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from workbench.cli.folder import folder_command
 from workbench.core.output import refuse, say
@@ -65,36 +64,21 @@ def _print(value: Any) -> None:
 
 @app.command()
 def summary(file: File, as_json: AsJson = False, window: WindowText = "all") -> None:
-    """Idle time by cause, headroom, waits with their source, and what was dropped."""
+    """Idle time by cause, headroom, waits with their source, and what was dropped; of a folder, what `folder` says."""
     from workbench.traces.idle import Analysis
-    from workbench.traces.ranges import rank_skew, table51
+    from workbench.traces.ranges import table51
     from workbench.traces.summary import summarise
 
-    found = _traces(file)
-    reports, tables = [], []
-    for trace in found:
-        analysis = Analysis(trace)
-        chosen = _window(trace, window)
-        reports.append(summarise(analysis, chosen))
-        tables.append(table51(analysis, chosen))
-    if as_json:
-        if file.is_dir():
-            named = [{"source": t.source, "rank": t.rank, **r} for t, r in zip(found, reports)]
-            _print({"schema": 1, "ranks": named, "rank_skew": rank_skew(found)})
-        else:
-            _print(reports[0])
-        return
-    for i, (trace, report, table) in enumerate(zip(found, reports, tables)):
-        if i:
-            say("")
-        _show(trace.source, report, table)
     if file.is_dir():
-        for row in rank_skew(found):
-            say(
-                f"rank {row['rank']} {row['step']}: {row['duration_ns'] / 1e3:.1f} us, starts "
-                f"{row['start_skew_ns'] / 1e3:.1f} us "
-                f"after the first rank, {row['duration_skew_ns'] / 1e3:.1f} us longer than the shortest"
-            )
+        folder_command(file, window=window, as_json=as_json)
+    (trace,) = _traces(file)
+    analysis = Analysis(trace)
+    chosen = _window(trace, window)
+    report = summarise(analysis, chosen)
+    if as_json:
+        _print(report)
+    else:
+        _show(trace.source, report, table51(analysis, chosen))
 
 
 def _show(source: str, report: dict[str, Any], table: list[dict[str, Any]]) -> None:
@@ -191,49 +175,13 @@ def verify(
     raise typer.Exit(1 if 1 in codes else max(codes))
 
 
-_EVERY = "\0"  # no shell can pass this, so no line is mistaken for it
-
-
-class _OptionalLine(TyperCommand):
-    """`--remove-waits`, `--remove-waits LINE`, `--remove-waits=LINE`: typer has no option whose value may be absent."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give a bare `--remove-waits` the value that means every wait."""
-        valued = {o for p in self.params if not getattr(p, "is_flag", True) for o in p.opts} - {"--remove-waits"}
-        out: list[str] = []
-        bare: list[int] = []  # where in `out` a `--remove-waits` stands that a plain word follows
-        plain = 0
-        rest = iter(args)
-        for word in rest:
-            if word == "--":
-                words = list(rest)
-                plain += len(words)
-                out += [word, *words]
-            elif word in valued:
-                out += [word, *([] if (value := next(rest, None)) is None else [value])]
-            elif word == "--remove-waits":
-                out.append(f"{word}={_EVERY}")
-                bare.append(len(out))
-            else:
-                plain += not word.startswith("-")
-                out.append(word)
-        for at in reversed(bare):
-            if plain > 1 and at < len(out) and not out[at].startswith("-"):  # the only plain word is FILE
-                out[at - 1 : at + 1] = [f"--remove-waits={out[at]}"]
-                plain -= 1
-        return super().parse_args(ctx, out)
-
-
-@app.command(cls=_OptionalLine)
+@app.command()
 def whatif(
     file: File,
-    remove_waits: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--remove-waits",
-            metavar="[LINE]",
-            help="Remove host waits; with LINE only those whose source line, operator, range or call contains it.",
-        ),
+    remove_waits: Annotated[bool, typer.Option("--remove-waits", help="Remove all host waits.")] = False,
+    remove_wait: Annotated[
+        str | None,
+        typer.Option(metavar="LINE", help="Remove those whose source line, operator, range or call contains LINE."),
     ] = None,
     host_scale: Annotated[
         float, typer.Option("--host-scale", help="Factor on host cost (0.5: a path twice as fast).")
@@ -255,11 +203,11 @@ def whatif(
     traces = _traces(file)
     if len(traces) != 1:
         refuse("what-if replays one trace; give one file of the folder", "trace")
-    if len(remove_waits or ()) > 1:
-        refuse(f"--remove-waits: expected once, got it {len(remove_waits or ())} times", "trace")
-    waits: bool | str = bool(remove_waits) if remove_waits in (None, [], [_EVERY]) else remove_waits[0]
-    if waits == "":
-        refuse("--remove-waits: expected text of a source line, operator, range or call, got an empty one", "trace")
+    if remove_waits and remove_wait is not None:
+        refuse("--remove-waits removes every wait: expected it or --remove-wait LINE, got both", "trace")
+    if remove_wait == "":
+        refuse("--remove-wait: expected text of a source line, operator, range or call, got an empty one", "trace")
+    waits = remove_waits if remove_wait is None else remove_wait
     try:
         answer = what_if(
             traces[0],

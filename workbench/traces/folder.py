@@ -101,8 +101,6 @@ def summarise_rank(path: str, window: str | None = None) -> RankSummary:
     devices, waits = report["devices"], [w for w in report["waits"] if w["blocking"]]
     named = steps(trace)
     lost = {k: v for k, v in trace.dropped.items() if k in LOST}
-    base = trace.metadata.get("baseTimeNanoseconds")
-    base = base if isinstance(base, int) else 0
     communication = [r for r in table if r["metric"] == "communication exposure"]
     return RankSummary(
         file=file.name,
@@ -120,7 +118,7 @@ def summarise_rank(path: str, window: str | None = None) -> RankSummary:
         communication_us=sum(r["communication_us"] for r in communication),
         exposed_us=sum(r["exposed_us"] for r in communication),
         step_us=float(np.median([b - a for _, (a, b) in named])) / 1e3 if named else None,
-        steps=tuple((name, a + base, b - a) for name, (a, b) in named),
+        steps=tuple((name, a + trace.base_ns, b - a) for name, (a, b) in named),
         seconds=time.perf_counter() - began,
         reader_peak_bytes=_peak_bytes(),
     )

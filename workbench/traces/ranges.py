@@ -197,29 +197,3 @@ def _launch_gaps(analysis: Analysis, picked: np.ndarray) -> np.ndarray:
         ok = at < len(mine)
         out[here[ok]] = calls.start_ns[mine[at[ok]]] - waits.start_ns[picked[here[ok]]]
     return out
-
-
-def rank_skew(traces: list[Trace]) -> list[dict[str, Any]]:
-    """Per rank and step: duration, and how much later than the earliest rank it began (one clock assumed)."""
-    rows: list[dict[str, Any]] = []
-    for index, trace in enumerate(traces):
-        base = trace.metadata.get("baseTimeNanoseconds")
-        base = base if isinstance(base, int) else 0
-        for name, (a, b) in steps(trace):
-            rows.append(
-                {
-                    "rank": trace.rank if trace.rank is not None else index,
-                    "source": trace.source,
-                    "step": name,
-                    "start_ns": a + base,
-                    "duration_ns": b - a,
-                }
-            )
-    for name in {r["step"] for r in rows}:
-        same = [r for r in rows if r["step"] == name]
-        first = min(r["start_ns"] for r in same)
-        shortest = min(r["duration_ns"] for r in same)
-        for r in same:
-            r["start_skew_ns"] = r["start_ns"] - first
-            r["duration_skew_ns"] = r["duration_ns"] - shortest
-    return rows

@@ -13,7 +13,7 @@ import numpy as np
 
 from workbench.traces.idle import Analysis, Window
 from workbench.traces.ranges import COLLECTIVE, find_ranges
-from workbench.traces.trace import KERNEL, Trace, TraceError
+from workbench.traces.trace import KERNEL, TraceError
 
 _ARGUMENTS = re.compile(r"[<(].*")
 
@@ -74,7 +74,7 @@ def start_skew(analyses: Sequence[Analysis], pattern: str, windows: Sequence[Win
     for analysis, (low, high) in zip(analyses, windows, strict=True):
         table = find_ranges(analysis, pattern)
         inside = (table.host_start_ns >= low) & (table.host_start_ns < high) & (table.device_start_ns >= 0)
-        base = _base_ns(analysis.trace)
+        base = analysis.trace.base_ns
         starts.append({table.name[i]: int(table.device_start_ns[i]) + base for i in np.flatnonzero(inside)})
     rows = []
     for name in starts[0] if starts else ():
@@ -94,8 +94,3 @@ def _collectives(analysis: Analysis, window: Window) -> list[tuple[str, int]]:
     rows = rows[np.lexsort((ops.start_ns[rows], calls.start_ns[ops.launch[rows]]))]
     short = {i: _ARGUMENTS.sub("", names[i]).removeprefix("void ") for i in set(ops.name[rows].tolist())}
     return [(short[int(ops.name[i])], int(ops.end_ns[i] - ops.start_ns[i])) for i in rows]
-
-
-def _base_ns(trace: Trace) -> int:
-    base = trace.metadata.get("baseTimeNanoseconds")
-    return base if isinstance(base, int) else 0

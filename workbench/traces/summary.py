@@ -8,7 +8,7 @@ import numpy as np
 
 from workbench.traces.idle import Analysis, Window
 from workbench.traces.lookup import NO_STACKS, Locator
-from workbench.traces.trace import GRAPH_LAUNCH, Trace
+from workbench.traces.trace import GRAPH_LAUNCH, PYTHON, Trace
 from workbench.traces.waits import describe_waits
 
 SCHEMA = 1
@@ -84,7 +84,7 @@ def caveats(analysis: Analysis) -> list[str]:
     empty = empty_graph_launches(analysis)
     if empty:
         notes.append(f"{empty} graph launches have no recorded device operations: their device time is missing")
-    if len(analysis.waits) and not (trace.spans.kind == 1).any():
+    if len(analysis.waits) and not (trace.spans.kind == PYTHON).any():
         notes.append(NO_STACKS)
     return notes
 

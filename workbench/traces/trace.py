@@ -6,6 +6,7 @@ One NumPy array per field; times are integer nanoseconds on the clock of the fil
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from typing import Any
 
@@ -181,6 +182,23 @@ class Trace:
         info = self.metadata.get("distributedInfo")
         rank = info.get("rank") if isinstance(info, dict) else None
         return rank if isinstance(rank, int) and not isinstance(rank, bool) else None
+
+    @property
+    def base_ns(self) -> int:
+        """What the file's times count from, ns: add it to compare times of several files. 0 where none is named."""
+        base = self.metadata.get("baseTimeNanoseconds")
+        return base if isinstance(base, int) else 0
+
+    def stream_ends_ns(self, process: int, stream: int) -> np.ndarray:
+        """Ends of a stream's operations, ascending; sorted once."""
+        if (process, stream) not in self._stream_ends:
+            mine = (self.ops.process == process) & (self.ops.stream == stream)
+            self._stream_ends[process, stream] = np.sort(self.ops.end_ns[mine])
+        return self._stream_ends[process, stream]
+
+    @functools.cached_property
+    def _stream_ends(self) -> dict[tuple[int, int], np.ndarray]:
+        return {}
 
     def devices(self) -> list[tuple[int, int]]:
         """The (process, device) pairs that executed operations; process is a row of `processes`, or -1."""

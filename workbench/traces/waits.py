@@ -235,18 +235,10 @@ def _outlived_work(trace: Trace, rows: np.ndarray) -> np.ndarray:
                 continue
             if syncs.process[record] >= 0 and syncs.process[record] != calls.process[row]:
                 continue
-            ends = _stream_ends(trace, int(calls.process[row]), int(syncs.stream[record]))
+            ends = trace.stream_ends_ns(int(calls.process[row]), int(syncs.stream[record]))
             low = np.searchsorted(ends, calls.start_ns[row], "right")
             result[i] = np.searchsorted(ends, calls.end_ns[row], "right") > low
     return result | (calls.end_ns[rows] - calls.start_ns[rows] >= LONG_CALL_NS)
-
-
-def _stream_ends(trace: Trace, process: int, stream: int) -> np.ndarray:
-    cache = trace.__dict__.setdefault("_stream_ends", {})
-    if (process, stream) not in cache:
-        ops = trace.ops
-        cache[process, stream] = np.sort(ops.end_ns[(ops.process == process) & (ops.stream == stream)])
-    return cache[process, stream]
 
 
 def ended_between(trace: Trace, process: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
