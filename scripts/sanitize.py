@@ -30,8 +30,21 @@ from moe_kernels.testing import nan_filled, offsets_of
 from moe_kernels.transport import VirtualTransport
 
 GPU = torch.device("cuda", 0)
-KERNELS = ("_combine_", "_dispatch_kernel", "_gemm_kernel", "_mxfp8_gemm_kernel", "_wgrad_kernel", "_route_kernel", "_reduce_kernel",
-           "_router_backward_kernel", "_swiglu_backward_kernel", "_forward_kernel", "_count_kernel", "_scan_kernel", "_map_kernel")  # fmt: skip
+KERNELS = (
+    "_combine_",
+    "_dispatch_kernel",
+    "_gemm_kernel",
+    "_mxfp8_gemm_kernel",
+    "_wgrad_kernel",
+    "_route_kernel",
+    "_reduce_kernel",
+    "_router_backward_kernel",
+    "_swiglu_backward_kernel",
+    "_forward_kernel",
+    "_count_kernel",
+    "_scan_kernel",
+    "_map_kernel",
+)
 DTYPES = (torch.bfloat16, torch.float32)
 
 
