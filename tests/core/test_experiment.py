@@ -179,3 +179,31 @@ def test_what_a_result_was_made_from_is_opened_once():
     assert result.badge == "your path: steps.json" and result.as_dict()["recording"] == "steps.json"
     other = result.with_params(path="other.json")
     assert other.table.to_dicts() == [{"origin": 2, "n": 2}] and other.badge == "your path: other.json"
+
+
+def test_live_rows_that_a_measurement_returns_are_the_table(monkeypatch):
+    """Only what lies in files is written and opened; rows need no way through a file."""
+    monkeypatch.setattr("workbench.core.record.Recorder.write", lambda *_: pytest.fail("written"))
+    e = experiment(
+        params=OwnP,
+        opens=lambda p, recording: pytest.fail("opened"),
+        own="path",
+        recorded=lambda p, origin: [],
+        measure=lambda p, recorder: [{"n": p.n}],
+        live_on_cpu=True,
+    )
+    result = e.run("live", n=1)
+    assert result.table.to_dicts() == [{"n": 1}] and result.origin is None
+
+
+def test_giving_up_ones_own_file_does_not_measure(monkeypatch):
+    monkeypatch.setattr("workbench.core.experiment.gpu_present", lambda: True)
+    e = experiment(
+        params=OwnP,
+        opens=lambda p, recording: p.path,
+        own="path",
+        recorded=lambda p, origin: [{"origin": origin}],
+        measure=lambda p, recorder: pytest.fail("measured"),
+    )
+    with pytest.raises(ValueError, match="has no source 'recorded'"):
+        e.run(path="mine.json").with_params(path="")

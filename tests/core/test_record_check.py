@@ -77,7 +77,7 @@ def test_text_attachments_are_scrubbed(made):
 
 
 def test_json_attachments_stay_json(monkeypatch, tmp_path):
-    monkeypatch.setattr(record, "_environment", lambda: {"gpu": None, "gpus": [], "at_start": {}})
+    monkeypatch.setattr(record, "environment", lambda: {"gpu": None, "gpus": [], "at_start": {}})
     recorder = Recorder("x", {})
     recorder.row(a=1)
     events = {"file": "/home/someone/y\n@c.d", "url": 'http://h/"', "dur": [1.5, None]}
@@ -192,7 +192,7 @@ def test_the_digest_covers_values_not_layout(copy):
 
 
 def test_what_json_turns_into_text_keeps_its_digest(monkeypatch, tmp_path):
-    monkeypatch.setattr(record, "_environment", lambda: {"gpu": None, "gpus": [], "at_start": {}})
+    monkeypatch.setattr(record, "environment", lambda: {"gpu": None, "gpus": [], "at_start": {}})
     monkeypatch.setenv("WORKBENCH_DATA", str(tmp_path))
     recorder = Recorder("x", {"by_rank": {10: 1.5, 9: 0.1}, "folder": Path("data"), "sizes": (1, 2)})
     recorder.row(a=1)
@@ -254,7 +254,7 @@ def test_broken_experiment_is_named(copy, monkeypatch):
 
 def test_recordings_are_never_overwritten(monkeypatch, tmp_path):
     monkeypatch.setenv("WORKBENCH_COMMIT", "a" * 40)
-    monkeypatch.setattr(record, "_environment", lambda: {"gpu": None, "gpus": [], "at_start": {}})
+    monkeypatch.setattr(record, "environment", lambda: {"gpu": None, "gpus": [], "at_start": {}})
     recorder = Recorder("x", {})
     recorder.row(a=1)
     first, second = recorder.write(tmp_path), recorder.write(tmp_path)
@@ -264,7 +264,7 @@ def test_recordings_are_never_overwritten(monkeypatch, tmp_path):
 
 
 def test_a_failed_write_leaves_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr(record, "_environment", lambda: {"gpu": None, "gpus": [], "at_start": {}})
+    monkeypatch.setattr(record, "environment", lambda: {"gpu": None, "gpus": [], "at_start": {}})
     recorder = Recorder("x", {"bad": float("nan")})
     with pytest.raises(ValueError, match="empty"):
         recorder.write(tmp_path)
@@ -276,14 +276,14 @@ def test_a_failed_write_leaves_nothing(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", ["../x", "record.json", "", "a/b", ".hidden"])
 def test_bad_attachment_names_raise(monkeypatch, name):
-    monkeypatch.setattr(record, "_environment", dict)
+    monkeypatch.setattr(record, "environment", dict)
     with pytest.raises(ValueError, match="attachment name"):
         Recorder("x", {}).attach(name, b"")
 
 
 def test_default_place_is_the_data_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("WORKBENCH_DATA", str(tmp_path))
-    monkeypatch.setattr(record, "_environment", lambda: {"gpu": None, "gpus": [], "at_start": {}})
+    monkeypatch.setattr(record, "environment", lambda: {"gpu": None, "gpus": [], "at_start": {}})
     recorder = Recorder("x", {})
     recorder.row(a=1)
     assert recorder.write().parent == tmp_path / "recorded" / "x"
@@ -292,7 +292,7 @@ def test_default_place_is_the_data_folder(monkeypatch, tmp_path):
 def test_dirty_trees_are_marked(monkeypatch, tmp_path):
     monkeypatch.setenv("WORKBENCH_COMMIT", "a" * 40)
     monkeypatch.setenv("WORKBENCH_DIRTY", "1")
-    monkeypatch.setattr(record, "_environment", lambda: {"gpu": "NVIDIA H200", "gpus": [], "at_start": {}})
+    monkeypatch.setattr(record, "environment", lambda: {"gpu": "NVIDIA H200", "gpus": [], "at_start": {}})
     recorder = Recorder("x", {})
     recorder.row(a=1)
     assert recorder.write(tmp_path).name.endswith("_h200_aaaaaaa-dirty")

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from workbench.core.experiment import Result
+from workbench.core.record import Recorder
 from workbench.core.tables import grouped, tables_of
 from workbench.experiments import load
 from workbench.experiments import tab14_mechanism_costs as tab14
@@ -85,6 +86,17 @@ def test_each_claim_can_fail(drawn, match, change, claim):
     rows = [r | change if all(r.get(k) == v for k, v in match.items()) else r for r in measured_rows(drawn)]
     bad = [c.claim for c in measured(drawn, rows).checks if c.fails]
     assert any(claim in c for c in bad), bad
+
+
+def test_measured_drops_stand_in_the_table_of_the_model(drawn, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
+    recorder = Recorder("tab14_mechanism_costs", drawn.params.as_dict())
+    tab14._measure_drops(drawn.params.replace(skews=(0.0, 1.0), capacity_factors=(1.0, 1.25)), recorder)
+    assert list(recorder.tables) == ["drops"]
+    drawn_drops = {(r["skew"], r["capacity_factor"]): r["drop_rate"] for r in drawn.rows("drops")}
+    for r in recorder.tables["drops"]:
+        assert r["drop_rate"] == pytest.approx(drawn_drops[r["skew"], r["capacity_factor"]])
 
 
 def test_skews_that_stop_short_of_a_trained_router_fail_the_claim():

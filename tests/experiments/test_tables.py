@@ -75,3 +75,12 @@ def test_a_notebook_reads_and_analyses_its_trace_once(slug: str, monkeypatch: py
     result.with_params(**other).figure()
     assert result.checks
     assert (len(reads), len(analyses)) == (1, 1)
+
+
+@pytest.mark.parametrize("slug", [s for s in slugs() if load(s).recording])
+def test_a_recording_is_not_read_again_for_other_parameters(slug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = load(slug).run("recorded")
+    monkeypatch.setattr("polars.read_csv", lambda *_, **__: pytest.fail("read again"))
+    assert {n: t.shape for n, t in result.with_params().tables.items()} == {
+        n: t.shape for n, t in result.tables.items()
+    }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from workbench.cli.suite import Json
 from workbench.core.output import plain, refuse
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ app = typer.Typer(
 Archive = Annotated[Path, typer.Argument(help="A file, or a folder of files; a subfolder is a run.")]
 Step = Annotated[str | None, typer.Option(help="Name of the step column; found among the usual names by default.")]
 Order = Annotated[str, typer.Option(help="Which segment is newer: the later one by 'name', or by first step: 'start'.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("stitch")

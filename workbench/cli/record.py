@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from workbench.cli.suite import Json, Param
 from workbench.core.output import refuse, say
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,10 +21,6 @@ app = typer.Typer(
     help="Measure an experiment on this GPU and keep it; check what was kept.",
 )
 Root = Annotated[Path | None, typer.Option("--root", help="Folder of recordings instead of data/recorded.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Param = Annotated[
-    list[str] | None, typer.Option("-p", "--param", metavar="NAME=VALUE", help="A parameter; repeatable.")
-]
 
 
 @app.command("run")
@@ -98,6 +95,5 @@ def list_(root: Root = None) -> None:
 
 
 def _require_folder(root: Path | None) -> None:
-
     if root is not None and not root.is_dir():
         refuse(f"--root {root}: no such folder")

@@ -91,9 +91,10 @@ class Experiment:
             recording is None where `own` is given.
         own: name of the path parameter that brings a file or folder of the reader's own; it is opened whatever the
             source, and the badge names it.
-        recorded: (params, origin) -> rows; the default returns the recording's tables.
+        recorded: (params, origin, or without `opens` the recording) -> rows; the default returns the recording's
+            tables. Without `opens` they are the same for all `analysis` parameters, so that they are read once.
         measure: (params, recorder) -> rows, run on this machine's GPU; the same function writes recordings.
-            None: what the recorder holds.
+            None: what the recorder holds; with `opens` that is written to files and opened.
         tests: test files that guard what `measure` measures; a recording is refused while they are red.
         recording: name of the pinned recording under ``data/recorded/<slug>/``.
         interactive: params -> spec of a client-side view (see `workbench.widgets.timeline_view`).
@@ -181,17 +182,18 @@ class Experiment:
 
             recording = load_recording(self.slug, self.recording)  # type: ignore[arg-type]
             values = self.as_recorded(values, recording)
-            origin = self.opens(values, recording) if self.opens else recording
-            rows = self.recorded(values, origin) if self.recorded else recording.tables()
+            origin = self.opens(values, recording) if self.opens else None
+            rows = self.recorded(values, origin or recording) if self.recorded else recording.tables()
         else:
             from workbench.core.record import Recorder
 
             recorder = Recorder(self.slug, values.as_dict())
             rows = self.measure(values, recorder)  # type: ignore[misc]
-            recording = recorder.live(keep=self.opens is not None)
-            if self.opens and self.recorded:
-                origin = self.opens(values, recording)
-                rows = self.recorded(values, origin)
+            opened = rows is None and self.opens is not None
+            recording = recorder.live(keep=opened)
+            if opened:
+                origin = self.opens(values, recording)  # type: ignore[misc]
+                rows = self.recorded(values, origin)  # type: ignore[misc]
             elif rows is None:
                 rows = recording.tables()
         return self.result(values, chosen, rows, recording, origin)
@@ -272,14 +274,12 @@ class Result:
         What the tables were made from is kept: nothing is read or measured twice.
         """
         params = self.params.replace(**changes)
-        if self.own != (self.experiment.own and getattr(params, self.experiment.own)):
-            return self.experiment.run(**params.as_dict())
-        if self.source in ("model", "report"):
+        another = self.own != (self.experiment.own and getattr(params, self.experiment.own))
+        if another or self.source in ("model", "report"):
             return self.experiment.run(source=self.source, **params.as_dict())
         if self.origin is not None and self.experiment.recorded:
-            return dataclasses.replace(
-                self, params=params, tables=tables_of(self.experiment.recorded(params, self.origin))
-            )
+            tables = tables_of(self.experiment.recorded(params, self.origin))
+            return dataclasses.replace(self, params=params, tables=tables)
         return dataclasses.replace(self, params=params)
 
     @property

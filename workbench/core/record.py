@@ -25,7 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from workbench.core.audit import environment, gpu_state
 from workbench.core.files import new_folder
+from workbench.core.scrub import leaks, scrub
 from workbench.core.tables import MAIN, grouped, tables_of
 
 SCHEMA = 1
@@ -240,7 +242,7 @@ class Recorder:
         self.groups["workload"]["params"] = dict(params)
         self.command = command
         self._files: dict[str, bytes] = {}
-        self._environment_start = _environment()
+        self._environment_start = environment()
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -278,7 +280,7 @@ class Recorder:
             raise ValueError(f"attachment name {name!r}: expected letters, digits, '.', '_', '-'")
         if isinstance(content, str):
             # Parsed first: cutting in raw JSON text could take an escape sequence in half.
-            text = json.dumps(_scrub(json.loads(content))) if name.endswith(".json") else _scrub(content)
+            text = json.dumps(scrub(json.loads(content))) if name.endswith(".json") else scrub(content)
             self._files[name] = text.encode()
         else:
             self._files[name] = content.read_bytes() if isinstance(content, Path) else content
@@ -307,13 +309,13 @@ class Recorder:
             "seconds": round((datetime.datetime.now(datetime.UTC) - self.started).total_seconds(), 3),
             "command": self.command or _command(),
         } | groups["provenance"]
-        groups["environment"] = self._environment_start | {"at_end": _clocks()} | groups["environment"]
+        groups["environment"] = self._environment_start | {"at_end": gpu_state()} | groups["environment"]
         params = groups["workload"]["params"]
         seeds = [v for k, v in params.items() if k in ("seed", "seeds") or k.endswith("_seed")]
         groups["workload"] = {"seeds": seeds} | groups["workload"]
         groups["topology"] = {"nodes": 1, "gpus": 1 if groups["environment"].get("gpu") else 0} | groups["topology"]
         whole = {g: dict.fromkeys(FIELDS[g]) | groups[g] for g in GROUPS}
-        return {"schema": SCHEMA, "slug": self.slug, **_scrub(whole)}
+        return {"schema": SCHEMA, "slug": self.slug, **scrub(whole)}
 
     def write(self, root: Path | None = None) -> Path:
         """Write the recording as a new folder and return it; nothing is left half written.
@@ -382,24 +384,6 @@ def _command() -> str:
     return " ".join(["python", *(Path(a).name if "/" in a else a for a in sys.argv)])
 
 
-def _environment() -> dict[str, Any]:
-    from workbench.core.audit import environment
-
-    return environment()
-
-
-def _scrub(value: Any) -> Any:
-    from workbench.core.scrub import scrub
-
-    return scrub(value)
-
-
-def _clocks() -> dict[str, Any]:
-    from workbench.core.audit import gpu_state
-
-    return gpu_state()
-
-
 def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
@@ -410,8 +394,6 @@ def check_recording(path: Path) -> list[str]:
     It compares names, schema, groups, required fields, the record's digest, every file's size and SHA-256, and looks
     for identifying text.
     """
-    from workbench.core.scrub import leaks
-
     try:
         text = (path / "record.json").read_text(encoding="utf-8")
         record = json.loads(text, parse_constant=_no_constant)
@@ -461,8 +443,6 @@ def _check_digest(record: Mapping[str, Any]) -> list[str]:
 
 
 def _check_files(path: Path, record: Mapping[str, Any]) -> list[str]:
-    from workbench.core.scrub import leaks
-
     raw = record.get("raw_outputs")
     files = raw.get("files") if isinstance(raw, dict) else None
     if not isinstance(files, dict):

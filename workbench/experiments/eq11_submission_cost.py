@@ -101,14 +101,18 @@ def fit(result: Result) -> Any:
     return least_squares(design, t["submit_us_p20"].to_numpy(), level=result.params.level)
 
 
+def _called(region: str, api: str, times: float, us: float) -> str:
+    return f"{api}{f' x {times:g}' if times != 1 else ''}, {us:.1f} us"
+
+
 def api_costs(result: Result) -> list[dict[str, Any]]:
     """Per operator: its host time, and the driver calls it makes, each with what the profiler says one takes."""
     from workbench.measure.regions import NOT_WORK
 
-    out, times = [], "times"
+    out = []
     for r in result.rows("api"):
         calls = [
-            f"{c['api']}{f' x {c[times]:g}' if c[times] != 1 else ''}, {c['us']:.1f} us"
+            _called(**c)
             for c in result.rows("call")
             if c["region"] == r["region"] and not any(word in c["api"] for word in NOT_WORK)
         ]

@@ -112,7 +112,11 @@ def _step_rows(recorder: Any, times: dict[str, dict[str, list[float]]], process:
 
 def part_rows(result: Result, part: str, variant: str, length: int) -> list[dict[str, Any]]:
     """Return the rows of one table, variant and sequence length."""
-    return [r for r in result.rows(part) if (r["variant"], r["length"]) == (variant, length)]
+    import polars as pl
+
+    if part not in result.tables:
+        return []
+    return result.tables[part].filter((pl.col("variant") == variant) & (pl.col("length") == length)).to_dicts()
 
 
 def captured_lengths(result: Result) -> list[int]:

@@ -171,7 +171,7 @@ def _measure_drops(params: MechanismCostsParams, recorder: Any) -> None:
             stats = [route_map(index[r], counts, rank=r, capacity=capacity).stats for r in range(params.ranks)]
             total = torch.stack(stats).sum(0).tolist()
             row = _drop_row(params, skew, factor, total[2] / total[0], total[3] / (params.ranks * capacity))
-            recorder.row(**row, dropped=total[2], offered=total[0])
+            recorder.row("drops", **row, dropped=total[2], offered=total[0])
 
 
 def _measure_tails(params: MechanismCostsParams, recorder: Any) -> None:

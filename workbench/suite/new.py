@@ -7,6 +7,7 @@ import keyword
 import re
 from pathlib import Path
 
+from workbench.core.files import replace_file
 from workbench.suite.catalog import GROUPS, notebooks_root
 
 NAME = r"[a-z][a-z0-9_]{1,31}"
@@ -39,7 +40,7 @@ def create(slug: str, group: str) -> list[Path]:
     if taken:
         raise ValueError(f"{slug!r} is taken: {taken[0].relative_to(root)} exists")
     for path, text in texts.items():
-        path.write_text(text, encoding="utf-8")
+        replace_file(path, text)
     return list(texts)
 
 

@@ -1,4 +1,4 @@
-"""How every figure looks: colours by meaning, one template for light and dark, timeline lanes, the source badge."""
+"""How every figure looks: colours by meaning, one template for light and dark, timeline lanes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from workbench.views.contrast import ratio
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
 
 WIDE_LABELS: dict[str, Any] = {
     "title": {"xref": "container", "x": 0.02},

@@ -73,12 +73,9 @@ def _segments(panel: str, name: str, curve: Curve) -> list[dict[str, Any]]:
 
 def boxes(result: Result, panel: str, *kinds: str) -> list[dict[str, Any]]:
     """Boxes, or segments of curves, of these kinds in one panel, by start."""
-    drawn = {*BOX_KINDS.values(), "idle"}
-    tables = [result.tables[name] for name in ("boxes", "curves") if (name == "boxes") == (kinds[0] in drawn)]
-    return sorted(
-        (r for t in tables for r in t.iter_rows(named=True) if r["panel"] == panel and r["kind"] in kinds),
-        key=lambda r: (r["start"], r["end"]),
-    )
+    table = "boxes" if kinds[0] in {*BOX_KINDS.values(), "idle"} else "curves"
+    found = (r for r in result.rows(table) if r["panel"] == panel and r["kind"] in kinds)
+    return sorted(found, key=lambda r: (r["start"], r["end"]))
 
 
 def box(result: Result, panel: str, kind: str, label: str) -> dict[str, Any]:
