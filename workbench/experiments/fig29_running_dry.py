@@ -8,26 +8,17 @@ from typing import Any
 from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
 from workbench.models.headroom import queued_blocks
-from workbench.models.submission import HostWait, HostWork, Program, Submit
-from workbench.views.queue import (
-    AT_CURSOR,
-    EPSILON,
-    block,
-    box,
-    boxes,
-    control,
-    draw,
-    lane_rows,
-    one,
-    rows,
-    step_index,
-    total,
-    view_timeline,
-    waited_for,
-)
+from workbench.models.submission import HostWait, HostWork, Program
+from workbench.views import queue
+from workbench.views.queue import EPSILON, Panel, block, one
 
 SLOW, WAIT = "a", "b"
 QUEUED_BEFORE_WAIT = 4
+CURVE = "queued_blocks", "queued blocks"
+TITLES = {
+    SLOW: "(a) Submitting a block costs the CPU more than executing it costs the GPU",
+    WAIT: "(b) The CPU blocks on a device value",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,70 +61,51 @@ def host_wait(params: Fig29Params) -> Program:
 
 def model(params: Fig29Params) -> dict[str, list[dict[str, Any]]]:
     """Simulate both panels."""
-    curves = {"queued_blocks": queued_blocks}
-    return rows({SLOW: slow_submission(params), WAIT: host_wait(params)}, curves)
+    return queue.rows({SLOW: slow_submission(params), WAIT: host_wait(params)}, {"queued_blocks": queued_blocks})
 
 
 def figure(result: Result):
     """Lanes and queued blocks of both panels."""
-    return draw(
-        result,
-        [
-            (
-                SLOW,
-                "(a) Submitting a block costs the CPU more than executing it costs the GPU",
-                "queued_blocks",
-                "queued blocks",
-            ),
-            (WAIT, "(b) The CPU blocks on a device value", "queued_blocks", "queued blocks"),
-        ],
-    )
+    return queue.draw(result, TITLES, *CURVE)
 
 
 def checks(result: Result) -> list[Check]:
     """Claims of the caption."""
-    params = result.params
+    params, a, b = result.params, Panel(result, SLOW), Panel(result, WAIT)
     labels = [f"b{i + 1}" for i in range(params.blocks)]
-    waited = waited_for(result, SLOW)
-    first = labels.index(waited[0]) if waited else None
-    behind_lead = (
-        box(result, SLOW, "gpu_execute", "b1")["start"] > box(result, SLOW, "cpu_submit", "b1")["end"] + EPSILON
-    )
-    idle = [r["end"] - r["start"] for r in boxes(result, SLOW, "idle")]
-    wait = box(result, WAIT, "sync_wait", "device value")
-    gap = total(boxes(result, WAIT, "idle"))
-    resumed = box(result, WAIT, "cpu_submit", f"b{QUEUED_BEFORE_WAIT + 1}")
-    submitted_meanwhile = [
-        r
-        for r in boxes(result, WAIT, "cpu_submit")
-        if wait["start"] < r["end"] - EPSILON and r["start"] < wait["end"] - EPSILON
-    ]
-    idle_until = [r["end"] for r in boxes(result, WAIT, "idle")]
-    queued = boxes(result, WAIT, "queued_blocks")
+    waited = a.waited_for()
+    behind_lead = a.box("gpu_execute", "b1")["start"] > a.box("cpu_submit", "b1")["end"] + EPSILON
+    one_by_one = behind_lead and waited and waited == labels[labels.index(waited[0]) :]
+    idle = [r["end"] - r["start"] for r in a.of("idle")]
+    excess = params.submit_cost - params.execute_cost
+    wait = b.box("sync_wait", "device value")
+    resumed = b.box("cpu_submit", f"b{QUEUED_BEFORE_WAIT + 1}")
+    submits = b.of("cpu_submit")
+    meanwhile = sum(wait["start"] < r["end"] - EPSILON and r["start"] < wait["end"] - EPSILON for r in submits)
+    ends_on_resume = any(abs(r["end"] - resumed["end"]) < EPSILON for r in b.of("idle"))
+    queued = b.of("queued_blocks")
     at_resume = max((r["value_start"] for r in queued if wait["end"] <= r["start"] < resumed["end"]), default=0)
     rebuilt = max((r["value_start"] for r in queued if r["start"] >= resumed["end"]), default=0)
     return [
         Check(
             "(a) The queued lead is spent, then every later block waits for its own submission",
-            behind_lead and first is not None and waited == labels[first:],
+            bool(one_by_one),
             f"the GPU waits for {', '.join(waited) or 'no block'}",
         ),
         Check(
             "(a) The GPU idles a little before every block: by submission minus execution once the lead is spent",
-            bool(
-                len(idle) > 1 and all(abs(v - (params.submit_cost - params.execute_cost)) < EPSILON for v in idle[1:])
-            ),
+            len(idle) > 1 and all(abs(v - excess) < EPSILON for v in idle[1:]),
             f"idle {', '.join(f'{v:.2f}' for v in idle) or 'never'}",
         ),
         Check(
             "(b) Submission stops entirely while the CPU blocks",
-            wait["end"] > wait["start"] and not submitted_meanwhile,
-            f"{len(submitted_meanwhile)} submissions in a wait of {wait['end'] - wait['start']:.2f}",
+            wait["end"] > wait["start"] and not meanwhile,
+            f"{meanwhile} submissions in a wait of {wait['end'] - wait['start']:.2f}",
         ),
         Check(
             "(b) The GPU finishes the queued work and sits idle until the host resumes",
-            gap > EPSILON and any(abs(v - resumed["end"]) < EPSILON for v in idle_until),
-            f"idle {gap:.2f}",
+            b.total("idle") > EPSILON and ends_on_resume,
+            f"idle {b.total('idle'):.2f}",
         ),
         Check(
             "(b) The host must then rebuild its lead",
@@ -146,13 +118,8 @@ def checks(result: Result) -> list[Check]:
 def interactive(params: Fig29Params) -> dict[str, Any]:
     """Scrubbable view of both panels."""
     slow, wait = slow_submission(params), host_wait(params)
-
-    def costs(program: Program, names: list[str], kind: type = Submit) -> list[dict[str, Any]]:
-        at = [step_index(program, name, kind) for name in names]
-        return [{"timeline": "main", "path": ["steps", i, "cost"], "scale": 1, "offset": 0} for i in at]
-
-    wait_step = step_index(wait, "device value", HostWait)
-    resumed = step_index(wait, f"b{QUEUED_BEFORE_WAIT + 1}")
+    wait_step = queue.step_index(wait, "device value", HostWait)
+    resumed = queue.step_index(wait, f"b{QUEUED_BEFORE_WAIT + 1}")
     ops = [op.label for step in wait.steps for op in getattr(step, "ops", ())]
     marks = [
         {"anchor": {"step": wait_step}, "edge": "start", "row": 0, "text": "1"},
@@ -160,42 +127,33 @@ def interactive(params: Fig29Params) -> dict[str, Any]:
         {"anchor": {"step": wait_step}, "edge": "end", "row": 0, "text": "3"},
         {"anchor": {"step": resumed}, "edge": "end", "row": 0, "text": "4"},
     ]
-    every_block = [f"b{i + 1}" for i in range(params.blocks)]
-    slow_control = control(params, "submit_cost", "Submission cost per block", costs(slow, every_block))
-    read_control = control(
-        params, "read_cost", "Host time after the value arrives", costs(wait, ["read"], HostWork), ours=True
-    )
-    slow_caption = "A block starts when its submission is complete and the GPU is free; q blocks were queued before."
-    wait_caption = (
-        "1 the CPU blocks on a device value; 2 the GPU has finished the queued work; 3 the value has been produced; "
-        "4 the host has resumed and rebuilds its lead."
-    )
-    before_b4 = (params.lead_blocks + 3) * params.execute_cost + 0.1
+    every_block = queue.costs(slow, [f"b{i + 1}" for i in range(params.blocks)])
+    read = queue.costs(wait, ["read"], HostWork)
+    queued = {"type": "queued_blocks", "label": "Queued blocks", "timeline": "main"}
+    shared = {"readouts": [*queue.AT_CURSOR, queued, queue.IDLE_IN_ALL], "legend": [*queue.LEGEND, "sync_wait"]}
     panels = [
-        _panel(SLOW, "(a) Slow submission", slow_caption, slow, slow_control, [], before_b4),
-        _panel(WAIT, "(b) Host wait", wait_caption, wait, read_control, marks, 5.0 * params.execute_cost),
+        {
+            "id": SLOW,
+            "title": "(a) Slow submission",
+            "caption": "A block starts when its submission is complete and the GPU is free; "
+            "q blocks were queued before.",
+            "timelines": [queue.view_timeline(slow, *CURVE)],
+            "cursor": (params.lead_blocks + 3) * params.execute_cost + 0.1,
+            "controls": [queue.control(params, "submit_cost", "Submission cost per block", every_block)],
+            **shared,
+        },
+        {
+            "id": WAIT,
+            "title": "(b) Host wait",
+            "caption": "1 the CPU blocks on a device value; 2 the GPU has finished the queued work; "
+            "3 the value has been produced; 4 the host has resumed and rebuilds its lead.",
+            "timelines": [queue.view_timeline(wait, *CURVE, marks=marks)],
+            "cursor": 5.0 * params.execute_cost,
+            "controls": [queue.control(params, "read_cost", "Host time after the value arrives", read, ours=True)],
+            **shared,
+        },
     ]
-    return {"title": EXPERIMENT.title, "badge": "model · figure time units", "layout": "stack", "panels": panels}
-
-
-def _panel(
-    name: str, title: str, caption: str, program: Program, slider: dict[str, Any], marks: list[Any], cursor: float
-) -> dict[str, Any]:
-    readouts = [
-        *AT_CURSOR,
-        {"type": "queued_blocks", "label": "Queued blocks", "timeline": "main"},
-        {"type": "total", "metric": "idle", "label": "GPU idle in all", "timeline": "main", "device": 0},
-    ]
-    return {
-        "id": name,
-        "title": title,
-        "caption": caption,
-        "timelines": [view_timeline(program, lane_rows("queued_blocks", "queued blocks"), marks)],
-        "cursor": cursor,
-        "controls": [slider],
-        "readouts": readouts,
-        "legend": ["cpu_submit", "gpu_execute", "idle", "sync_wait"],
-    }
+    return queue.view(EXPERIMENT.title, panels)
 
 
 EXPERIMENT = Experiment(

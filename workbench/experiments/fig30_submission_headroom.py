@@ -13,23 +13,15 @@ from typing import Any
 from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
 from workbench.models.submission import Op, Program
-from workbench.views.queue import (
-    AT_CURSOR,
-    EPSILON,
-    block,
-    boxes,
-    control,
-    draw,
-    idle_matches_zero,
-    lane_rows,
-    one,
-    rows,
-    step_index,
-    view_timeline,
-    waited_for,
-)
+from workbench.views import queue
+from workbench.views.queue import EPSILON, Panel, block, one
 
 KERNELS, MICROBATCH = "a", "b"
+CURVE = "headroom", "headroom H(t)"
+TITLES = {
+    KERNELS: "(a) Cheap submissions of large kernels build the lead, host-heavy small ones spend it",
+    MICROBATCH: "(b) One microbatch: forward F drains the lead, backward B rebuilds it for the next forward F′",
+}
 LAYERS = 4
 LARGE, SMALL = ("k1", "k2", "k3"), ("k4", "k5", "k6", "k7")
 
@@ -72,65 +64,56 @@ def microbatch(params: Fig30Params) -> Program:
 
 def model(params: Fig30Params) -> dict[str, list[dict[str, Any]]]:
     """Simulate both panels."""
-    return rows({KERNELS: kernels(params), MICROBATCH: microbatch(params)})
+    return queue.rows({KERNELS: kernels(params), MICROBATCH: microbatch(params)})
 
 
 def figure(result: Result):
     """Lanes and headroom of both panels."""
-    panels = [
-        (KERNELS, "(a) Cheap submissions of large kernels build the lead, host-heavy small ones spend it"),
-        (MICROBATCH, "(b) One microbatch: forward F drains the lead, backward B rebuilds it for the next forward F′"),
-    ]
-    return draw(result, [(panel, title, "headroom", "headroom H(t)") for panel, title in panels])
+    return queue.draw(result, TITLES, *CURVE)
 
 
-def _after(result: Result, panel: str, time: float) -> float:
-    """Headroom at `time`, after a jump there."""
-    return next((r["value_start"] for r in boxes(result, panel, "headroom") if abs(r["start"] - time) < EPSILON), 0.0)
-
-
-def _before(result: Result, panel: str, time: float) -> float:
-    """Headroom just before `time`."""
-    return next((r["value_end"] for r in boxes(result, panel, "headroom") if abs(r["end"] - time) < EPSILON), 0.0)
+def _lead(panel: Panel, time: float, side: str = "start") -> float:
+    """Headroom at `time`, after a jump there; with ``end`` as its side, just before."""
+    return next((r[f"value_{side}"] for r in panel.of("headroom") if abs(r[side] - time) < EPSILON), 0.0)
 
 
 def checks(result: Result) -> list[Check]:
     """Claims of the caption."""
-    done = {r["label"]: r["end"] for p in (KERNELS, MICROBATCH) for r in boxes(result, p, "cpu_submit")}
-    lead = {k: _after(result, KERNELS, done[k]) for k in (*LARGE, *SMALL)}
-    names = (*LARGE, *SMALL)
-    built = lead["k1"] < lead["k2"] < lead["k3"]
-    spent = all(lead[b] < lead[a] - EPSILON for a, b in pairwise(names[2:-1]))
-    waited = waited_for(result, KERNELS)
-    same_a, differ_a = idle_matches_zero(result, KERNELS)
-    same_b, differ_b = idle_matches_zero(result, MICROBATCH)
-    forward = [f"F{i + 1}" for i in range(LAYERS)]
-    before = [_before(result, MICROBATCH, done[name]) for name in forward]
-    waited_b = waited_for(result, MICROBATCH)
-    forward_begins = boxes(result, MICROBATCH, "cpu_submit")[2 * LAYERS]["start"]
-    carried_in = _after(result, MICROBATCH, 0.0)
-    rebuilt = _after(result, MICROBATCH, forward_begins)
-    backward_end = next(r["end"] for r in boxes(result, MICROBATCH, "gpu_execute") if r["label"] == "B1")
+    a, b = Panel(result, KERNELS), Panel(result, MICROBATCH)
+    done = {r["label"]: r["end"] for panel in (a, b) for r in panel.of("cpu_submit")}
+    names, forward = (*LARGE, *SMALL), [f"F{i + 1}" for i in range(LAYERS)]
+    lead = {name: _lead(a, done[name]) for name in names}
+    waited, waited_b = a.waited_for(), b.waited_for()
+    before = [_lead(b, done[name], "end") for name in forward]
+    carried_in = _lead(b, 0.0)
+    rebuilt = _lead(b, b.of("cpu_submit")[2 * LAYERS]["start"])
+    backward_end = b.box("gpu_execute", "B1")["end"]
+
+    def idle_where_zero(panel: Panel, name: str) -> Check:
+        same, differ = panel.idle_matches_zero()
+        value = f"idle and zero headroom differ for {differ:.3g} figure units"
+        return Check(f"({name}) The GPU is idle exactly where headroom is zero", same, value)
+
     return [
-        Check("(a) Cheap submissions of large kernels k1-k3 build the lead", built, _numbers(lead, LARGE)),
+        Check(
+            "(a) Cheap submissions of large kernels k1-k3 build the lead",
+            lead["k1"] < lead["k2"] < lead["k3"],
+            _numbers(lead, LARGE),
+        ),
         Check(
             "(a) Host-heavy submissions of small kernels k4-k6 spend the lead faster than it is replaced",
-            spent,
+            all(lead[after] < lead[name] - EPSILON for name, after in pairwise(names[2:-1])),
             _numbers(lead, names[2:-1]),
         ),
         Check(
             "(a) After the lead reaches zero the GPU waits for k7's submission, and for that one alone",
-            waited == ["k7"] and _before(result, KERNELS, done["k7"]) == 0,
+            waited == ["k7"] and _lead(a, done["k7"], "end") == 0,
             f"the GPU waits for {', '.join(waited) or 'no kernel'}",
         ),
-        Check(
-            "(a) The GPU is idle exactly where headroom is zero",
-            same_a,
-            f"idle and zero headroom differ for {differ_a:.3g} figure units",
-        ),
+        idle_where_zero(a, "a"),
         Check(
             "(b) Forward drains the lead layer by layer",
-            all(b < a for a, b in pairwise(before)),
+            all(late < early for early, late in pairwise(before)),
             ", ".join(f"{v:.2f}" for v in before),
         ),
         Check(
@@ -148,11 +131,7 @@ def checks(result: Result) -> list[Check]:
             done["F1′"] < backward_end - EPSILON,
             f"F1′ submitted at {done['F1′']:.2f}, backward ends at {backward_end:.2f}",
         ),
-        Check(
-            "(b) The GPU is idle exactly where headroom is zero",
-            same_b,
-            f"idle and zero headroom differ for {differ_b:.3g} figure units",
-        ),
+        idle_where_zero(b, "b"),
     ]
 
 
@@ -162,52 +141,35 @@ def _numbers(lead: dict[str, float], names: tuple[str, ...]) -> str:
 
 def interactive(params: Fig30Params) -> dict[str, Any]:
     """Scrubbable view: one panel at a time, each with one submission cost to change."""
-    programs = {KERNELS: kernels(params), MICROBATCH: microbatch(params)}
-
-    def costs(panel: str, names: list[str]) -> list[dict[str, Any]]:
-        at = [step_index(programs[panel], name) for name in names]
-        return [{"timeline": "main", "path": ["steps", i, "cost"], "scale": 1, "offset": 0} for i in at]
-
-    forward = [f"F{i + 1}{prime}" for prime in ("", "′") for i in range(LAYERS)]
-    controls = {
-        KERNELS: control(params, "small_submit_cost", "Submission cost of k4-k7", costs(KERNELS, list(SMALL))),
-        MICROBATCH: control(
-            params, "forward_submit_cost", "Submission cost of a forward layer", costs(MICROBATCH, forward), ours=True
-        ),
-    }
-    about = {
-        KERNELS: (
-            "(a) Kernels",
-            "k1-k3 build the lead, k4-k7 spend it; then the GPU waits for k7. Only k4-k7 are the report's values.",
-        ),
-        MICROBATCH: (
-            "(b) One microbatch",
-            "Forward drains the lead carried in; backward rebuilds it. All values of this panel are ours.",
-        ),
-    }
-    cursors = {KERNELS: 9.0, MICROBATCH: 8.0}
-    return {
-        "title": EXPERIMENT.title,
-        "badge": "model · figure time units",
-        "layout": "tabs",
-        "panels": [
-            {
-                "id": panel,
-                "title": about[panel][0],
-                "caption": about[panel][1],
-                "timelines": [view_timeline(program, lane_rows("headroom", "headroom H(t)"))],
-                "cursor": cursors[panel],
-                "controls": [controls[panel]],
-                "readouts": [
-                    *AT_CURSOR,
-                    {"type": "headroom", "label": "Headroom at the cursor", "timeline": "main"},
-                    {"type": "total", "metric": "idle", "label": "GPU idle in all", "timeline": "main", "device": 0},
-                ],
-                "legend": ["cpu_submit", "gpu_execute", "idle", "headroom"],
-            }
-            for panel, program in programs.items()
-        ],
-    }
+    in_a, in_b = kernels(params), microbatch(params)
+    small = queue.costs(in_a, SMALL)
+    forward = queue.costs(in_b, [f"F{i + 1}{prime}" for prime in ("", "′") for i in range(LAYERS)])
+    lead = {"type": "headroom", "label": "Headroom at the cursor", "timeline": "main"}
+    shared = {"readouts": [*queue.AT_CURSOR, lead, queue.IDLE_IN_ALL], "legend": [*queue.LEGEND, "headroom"]}
+    panels = [
+        {
+            "id": KERNELS,
+            "title": "(a) Kernels",
+            "caption": "k1-k3 build the lead, k4-k7 spend it; then the GPU waits for k7. "
+            "Only k4-k7 are the report's values.",
+            "timelines": [queue.view_timeline(in_a, *CURVE)],
+            "cursor": 9.0,
+            "controls": [queue.control(params, "small_submit_cost", "Submission cost of k4-k7", small)],
+            **shared,
+        },
+        {
+            "id": MICROBATCH,
+            "title": "(b) One microbatch",
+            "caption": "Forward drains the lead carried in; backward rebuilds it. All values of this panel are ours.",
+            "timelines": [queue.view_timeline(in_b, *CURVE)],
+            "cursor": 8.0,
+            "controls": [
+                queue.control(params, "forward_submit_cost", "Submission cost of a forward layer", forward, ours=True)
+            ],
+            **shared,
+        },
+    ]
+    return queue.view(EXPERIMENT.title, panels, "tabs")
 
 
 EXPERIMENT = Experiment(

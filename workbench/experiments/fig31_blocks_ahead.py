@@ -12,10 +12,13 @@ from typing import Any
 from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
 from workbench.models.headroom import blocks_ahead, device_headroom
-from workbench.models.submission import HostWait, Op, Program, Submit, program_to_json
-from workbench.views.queue import EPSILON, block, box, boxes, control, draw, lane_rows, one, rows, step_index, total
+from workbench.models.submission import HostWait, Op, Program, Submit
+from workbench.views import queue
+from workbench.views.queue import EPSILON, Panel, block, one
 
 DENSE, ROUTED = "dense", "routed"
+CURVE = "blocks_ahead", "blocks ahead"
+TITLES = {DENSE: "Dense model", ROUTED: "MoE model, a sync point in every block"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,97 +53,74 @@ def routed(params: Fig31Params) -> Program:
 def model(params: Fig31Params) -> dict[str, list[dict[str, Any]]]:
     """Simulate both timelines."""
     curves = {"blocks_ahead": blocks_ahead, "headroom": device_headroom}
-    return rows({DENSE: dense(params), ROUTED: routed(params)}, curves)
+    return queue.rows({DENSE: dense(params), ROUTED: routed(params)}, curves)
 
 
 def figure(result: Result):
     """Lanes and blocks ahead of both timelines."""
-    return draw(
-        result,
-        [
-            (DENSE, "Dense model", "blocks_ahead", "blocks ahead"),
-            (ROUTED, "MoE model, a sync point in every block", "blocks_ahead", "blocks ahead"),
-        ],
-    )
+    return queue.draw(result, TITLES, *CURVE)
 
 
 def checks(result: Result) -> list[Check]:
     """Claims of the caption."""
-    params = result.params
-    ahead = {p: max(r["value_start"] for r in boxes(result, p, "blocks_ahead")) for p in (DENSE, ROUTED)}
-    headroom = max(r["value_start"] for r in boxes(result, ROUTED, "headroom"))
-    dense_idle, routed_idle = (total(boxes(result, p, "idle")) for p in (DENSE, ROUTED))
-    waits = boxes(result, ROUTED, "sync_wait")
-    late = [
-        w["label"]
-        for w in waits
-        if abs(w["end"] - max(w["start"], box(result, ROUTED, "gpu_execute", f"{w['label'].split()[1]} route")["end"]))
-        > EPSILON
-        or box(result, ROUTED, "cpu_submit", f"{w['label'].split()[1]} rest")["start"] < w["end"] - EPSILON
-    ]
+    params, plain, moe = result.params, Panel(result, DENSE), Panel(result, ROUTED)
+    ahead, ahead_moe = (max(r["value_start"] for r in p.of("blocks_ahead")) for p in (plain, moe))
+    headroom = max(r["value_start"] for r in moe.of("headroom"))
+    idle, idle_moe = plain.total("idle"), moe.total("idle")
+    waits = moe.of("sync_wait")
+
+    def in_order(wait: dict[str, Any]) -> bool:
+        number = wait["label"].split()[1]
+        reached = max(wait["start"], moe.box("gpu_execute", f"{number} route")["end"])
+        rest = moe.box("cpu_submit", f"{number} rest")["start"]
+        return abs(wait["end"] - reached) <= EPSILON and rest >= wait["end"] - EPSILON
+
+    late = sum(not in_order(w) for w in waits)
     return [
-        Check("Dense: the CPU runs three blocks ahead in the drawn span", ahead[DENSE] == 3, f"{ahead[DENSE]:.0f}"),
-        Check("Dense: the GPU always finds its next operation waiting", dense_idle < EPSILON, f"idle {dense_idle:.2f}"),
-        Check("MoE: the CPU is never more than one block ahead", ahead[ROUTED] <= 1, f"{ahead[ROUTED]:.0f}"),
+        Check("Dense: the CPU runs three blocks ahead in the drawn span", ahead == 3, f"{ahead:.0f}"),
+        Check("Dense: the GPU always finds its next operation waiting", idle < EPSILON, f"idle {idle:.2f}"),
+        Check("MoE: the CPU is never more than one block ahead", ahead_moe <= 1, f"{ahead_moe:.0f}"),
         Check(
             "MoE: the CPU waits until the GPU reaches the matching point, then submits the rest of the block",
             len(waits) == params.blocks and not late and all(w["end"] > w["start"] for w in waits),
-            f"{len(waits)} waits in {params.blocks} blocks, {len(late)} out of order",
+            f"{len(waits)} waits in {params.blocks} blocks, {late} out of order",
         ),
         Check(
             "MoE: headroom cannot accumulate beyond one block",
             headroom <= params.execute_cost + EPSILON,
             f"at most {headroom:.2f}, a block is {params.execute_cost:.2f}",
         ),
-        Check("MoE: the stall at each sync point is exposed", routed_idle > EPSILON, f"idle {routed_idle:.2f}"),
+        Check("MoE: the stall at each sync point is exposed", idle_moe > EPSILON, f"idle {idle_moe:.2f}"),
     ]
 
 
 def interactive(params: Fig31Params) -> dict[str, Any]:
     """Scrubbable view: both timelines share one time axis, cursor and slider."""
     programs = {DENSE: dense(params), ROUTED: routed(params)}
-    titles = {DENSE: "Dense model", ROUTED: "MoE model, a sync point in every block"}
-    sets = []
-    for i in range(params.blocks):
-        sets.append((DENSE, step_index(programs[DENSE], f"B{i}"), 1))
-        sets += [(ROUTED, step_index(programs[ROUTED], f"{i} {half}"), 0.5) for half in ("route", "rest")]
-    targets = [{"timeline": t, "path": ["steps", i, "cost"], "scale": scale, "offset": 0} for t, i, scale in sets]
+    halves = [f"{i} {half}" for i in range(params.blocks) for half in ("route", "rest")]
+    sets = queue.costs(programs[DENSE], [f"B{i}" for i in range(params.blocks)], timeline=DENSE)
+    sets += queue.costs(programs[ROUTED], halves, timeline=ROUTED, scale=0.5)
     readouts: list[dict[str, Any]] = []
-    for name in programs:
-        short = "Dense" if name == DENSE else "MoE"
+    for name, short in ((DENSE, "Dense"), (ROUTED, "MoE")):
         readouts += [
             {"type": "cpu", "label": f"{short}: CPU", "timeline": name, "thread": 0},
             {"type": "gpu", "label": f"{short}: GPU", "timeline": name, "device": 0},
             {"type": "blocks_ahead", "label": f"{short}: blocks ahead", "timeline": name},
         ]
-    return {
-        "title": EXPERIMENT.title,
-        "badge": "model · figure time units, order only",
-        "layout": "stack",
-        "panels": [
-            {
-                "id": "both",
-                "title": "How far ahead can the CPU get?",
-                "caption": "Blocks ahead: how many blocks the CPU's current block is ahead of the GPU's. "
-                "A red dot starts a sync wait, a black dot ends it.",
-                "timelines": [
-                    {
-                        "id": name,
-                        "title": titles[name],
-                        "program": program_to_json(program),
-                        "rows": lane_rows("blocks_ahead", "blocks ahead"),
-                        "marks": [],
-                        "shared": True,
-                    }
-                    for name, program in programs.items()
-                ],
-                "cursor": 1.5 * params.execute_cost,
-                "controls": [control(params, "submit_cost", "Submission cost per block", targets, ours=True)],
-                "readouts": readouts,
-                "legend": ["cpu_submit", "gpu_execute", "idle", "sync_wait"],
-            }
+    panel = {
+        "id": "both",
+        "title": "How far ahead can the CPU get?",
+        "caption": "Blocks ahead: how many blocks the CPU's current block is ahead of the GPU's. "
+        "A red dot starts a sync wait, a black dot ends it.",
+        "timelines": [
+            queue.view_timeline(p, *CURVE, name=name, title=TITLES[name], shared=True) for name, p in programs.items()
         ],
+        "cursor": 1.5 * params.execute_cost,
+        "controls": [queue.control(params, "submit_cost", "Submission cost per block", sets, ours=True)],
+        "readouts": readouts,
+        "legend": [*queue.LEGEND, "sync_wait"],
     }
+    return queue.view(EXPERIMENT.title, [panel], note=", order only")
 
 
 EXPERIMENT = Experiment(

@@ -12,22 +12,15 @@ from typing import Any
 from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
 from workbench.models.submission import HostWait, Op, Program, Submit
-from workbench.views.queue import (
-    AT_CURSOR,
-    EPSILON,
-    box,
-    boxes,
-    control,
-    draw,
-    lane_rows,
-    one,
-    rows,
-    step_index,
-    total,
-    view_timeline,
-)
+from workbench.views import queue
+from workbench.views.queue import EPSILON, Panel, one
 
 BARE, COVERED, DEVICE = "figure 33", "figure 34", "device route map"
+TITLES = {
+    BARE: "Figure 33: host split lists, the wait is exposed",
+    COVERED: "Figure 34: host split lists, shared expert submitted before the wait",
+    DEVICE: "Device route map (sketch of Section 8.5): no host wait",
+}
 SHARED, EXCHANGE, ROUTER = "shared", "All-To-All", "router"
 
 
@@ -76,7 +69,7 @@ def route_map(params: Fig33Params, shared_expert: float) -> Program:
 
 def model(params: Fig33Params) -> dict[str, list[dict[str, Any]]]:
     """Simulate Figure 33 (no cover), Figure 34 (covered) and the device route map."""
-    return rows(
+    return queue.rows(
         {
             BARE: split_lists(params, 0.0),
             COVERED: split_lists(params, params.shared_expert),
@@ -87,117 +80,101 @@ def model(params: Fig33Params) -> dict[str, list[dict[str, Any]]]:
 
 def figure(result: Result):
     """Lanes of the three cases on one time axis."""
-    return draw(
-        result,
-        [
-            (BARE, "Figure 33: host split lists, the wait is exposed", "", ""),
-            (COVERED, "Figure 34: host split lists, shared expert submitted before the wait", "", ""),
-            (DEVICE, "Device route map (sketch of Section 8.5): no host wait", "", ""),
-        ],
-    )
+    return queue.draw(result, TITLES)
 
 
 def checks(result: Result) -> list[Check]:
     """Claims of both captions."""
-    submitted = {p: box(result, p, "gpu_execute", EXCHANGE)["start"] for p in (BARE, COVERED)}
-    wait = {p: total(boxes(result, p, "sync_wait")) for p in (BARE, COVERED, DEVICE)}
-    idle = {p: total(boxes(result, p, "idle")) for p in (BARE, COVERED, DEVICE)}
-    begins = {p: _launch(result, p, submitted[p]) for p in submitted}
-    visible = {p: max(r["end"] for r in boxes(result, p, "sync_wait")) for p in (BARE, COVERED)}
+    bare, covered, device = (Panel(result, name) for name in TITLES)
+    split = {BARE: bare, COVERED: covered}
+    begins = {name: _launch(panel) for name, panel in split.items()}
+    visible = {name: max(r["end"] for r in panel.of("sync_wait")) for name, panel in split.items()}
     copied = {
-        p: max((r["end"] for r in boxes(result, p, "gpu_execute") if r["label"] == "D2H"), default=visible[p])
-        for p in visible
+        name: max((r["end"] for r in panel.of("gpu_execute") if r["label"] == "D2H"), default=visible[name])
+        for name, panel in split.items()
     }
-    gaps = [r["end"] for r in boxes(result, BARE, "idle")]
+    starts = bare.box("gpu_execute", EXCHANGE)["start"]
     return [
         Check(
             "Figure 33: the GPU becomes idle until the host has the counts and submits the all-to-all",
-            any(abs(end - submitted[BARE]) < EPSILON for end in gaps),
-            f"idle {idle[BARE]:.2f}",
+            any(abs(gap["end"] - starts) < EPSILON for gap in bare.of("idle")),
+            f"idle {bare.total('idle'):.2f}",
         ),
         Check(
             "The all-to-all is launched only after the counts are host-visible",
-            all(begins[p] >= visible[p] - EPSILON and visible[p] >= copied[p] - EPSILON for p in begins),
-            ", ".join(f"{p}: counts {visible[p]:.2f}, launch {begins[p]:.2f}" for p in begins),
+            all(begins[p] >= visible[p] - EPSILON and visible[p] >= copied[p] - EPSILON for p in split),
+            ", ".join(f"{p}: counts {visible[p]:.2f}, launch {begins[p]:.2f}" for p in split),
         ),
         Check(
-            "Figure 34: the shared expert closes the GPU bubble", idle[COVERED] < EPSILON, f"idle {idle[COVERED]:.2f}"
+            "Figure 34: the shared expert closes the GPU bubble",
+            covered.total("idle") < EPSILON,
+            f"idle {covered.total('idle'):.2f}",
         ),
         Check(
             "Figure 34: the wait remains, and the all-to-all is not launched earlier",
-            wait[COVERED] > EPSILON and begins[COVERED] >= begins[BARE] - EPSILON,
-            f"wait {wait[COVERED]:.2f}; launch at {begins[COVERED]:.2f} against {begins[BARE]:.2f} without cover",
+            covered.total("sync_wait") > EPSILON and begins[COVERED] >= begins[BARE] - EPSILON,
+            f"wait {covered.total('sync_wait'):.2f}; "
+            f"launch at {begins[COVERED]:.2f} against {begins[BARE]:.2f} without cover",
         ),
         Check(
             "Device route map: no host wait, and the GPU is not idle",
-            not boxes(result, DEVICE, "sync_wait") and idle[DEVICE] < EPSILON,
-            f"wait {wait[DEVICE]:.2f}, idle {idle[DEVICE]:.2f}",
+            not device.of("sync_wait") and device.total("idle") < EPSILON,
+            f"wait {device.total('sync_wait'):.2f}, idle {device.total('idle'):.2f}",
         ),
     ]
 
 
-def _launch(result: Result, panel: str, otherwise: float) -> float:
-    """When the host begins to launch the all-to-all; a launch without host cost has no box."""
-    return next((r["start"] for r in boxes(result, panel, "cpu_submit") if r["label"] == EXCHANGE), otherwise)
+def _launch(panel: Panel) -> float:
+    """When the host begins to launch the all-to-all; a launch without host cost has no box, its work starts then."""
+    launches = [r for r in panel.of("cpu_submit") if r["label"] == EXCHANGE]
+    return (launches or [panel.box("gpu_execute", EXCHANGE)])[0]["start"]
 
 
 def interactive(params: Fig33Params) -> dict[str, Any]:
     """Scrubbable view: two tabs (host split lists, device route map), each with the shared-expert slider."""
-    programs = {"split": split_lists(params, params.shared_expert), "map": route_map(params, params.shared_expert)}
-
-    def cover(program: Program) -> dict[str, Any]:
-        step = step_index(program, SHARED)
-        return control(
-            params, "shared_expert", "Shared-expert work before the wait",
-            [
-                {"timeline": "main", "path": ["steps", step, "ops", 0, "duration"], "scale": 1, "offset": 0},
-                {"timeline": "main", "path": ["steps", step, "cost"], "if_positive": 0.6},
-            ],
-        )  # fmt: skip
-
-    waits = {"type": "total", "metric": "wait", "label": "Host wait", "timeline": "main", "device": 0}
     bubble = {
         "type": "choice", "metric": "idle", "threshold": EPSILON, "label": "GPU bubble", "timeline": "main",
         "above": "The queue drains: the GPU is idle until the host receives the counts and submits the all-to-all.",
         "below": "Covered: the GPU remains busy while the host waits. The wait itself is still there.",
     }  # fmt: skip
-    text = {
-        "split": (
+
+    def panel(name: str, title: str, caption: str, program: Program, launch: str, *more: Any) -> dict[str, Any]:
+        step = queue.step_index(program, SHARED)
+        sets = [
+            {"timeline": "main", "path": ["steps", step, "ops", 0, "duration"], "scale": 1, "offset": 0},
+            {"timeline": "main", "path": ["steps", step, "cost"], "if_positive": 0.6},
+        ]
+        all_to_all = {"type": "text", "label": "All-to-all", "text": launch}
+        waits = {"type": "total", "metric": "wait", "label": "Host wait", "timeline": "main", "device": 0}
+        return {
+            "id": name,
+            "title": title,
+            "caption": caption,
+            "timelines": [queue.view_timeline(program, "headroom", "headroom", copies=name == "split")],
+            "cursor": params.previous_work + params.router_execute + params.copy_execute,
+            "controls": [queue.control(params, "shared_expert", "Shared-expert work before the wait", sets)],
+            "readouts": [*queue.AT_CURSOR, all_to_all, waits, *more],
+            "legend": [*queue.LEGEND, "sync_wait", "headroom"],
+        }
+
+    panels = [
+        panel(
+            "split",
             "Host split lists",
             "Slide to zero to recover Figure 33; the marked value is Figure 34.",
+            split_lists(params, params.shared_expert),
             "launched only after the counts are host-visible",
-            [bubble],
+            bubble,
         ),
-        "map": (
+        panel(
+            "map",
             "Device route map",
             "A sketch of the rowwise path: counts, offsets and dispatch input stay CUDA tensors.",
+            route_map(params, params.shared_expert),
             "launched without waiting; its route values never leave the GPU",
-            [],
         ),
-    }
-    return {
-        "title": EXPERIMENT.title,
-        "badge": "model · figure time units, order only",
-        "layout": "tabs",
-        "panels": [
-            {
-                "id": name,
-                "title": text[name][0],
-                "caption": text[name][1],
-                "timelines": [view_timeline(program, lane_rows("headroom", "headroom", copies=name == "split"))],
-                "cursor": params.previous_work + params.router_execute + params.copy_execute,
-                "controls": [cover(program)],
-                "readouts": [
-                    *AT_CURSOR,
-                    {"type": "text", "label": "All-to-all", "text": text[name][2]},
-                    waits,
-                    *text[name][3],
-                ],
-                "legend": ["cpu_submit", "gpu_execute", "idle", "sync_wait", "headroom"],
-            }
-            for name, program in programs.items()
-        ],
-    }
+    ]
+    return queue.view(EXPERIMENT.title, panels, "tabs", note=", order only")
 
 
 EXPERIMENT = Experiment(

@@ -21,6 +21,8 @@ AT_CURSOR = (
     {"type": "cpu", "label": "CPU at the cursor", "timeline": "main", "thread": 0},
     {"type": "gpu", "label": "GPU at the cursor", "timeline": "main", "device": 0},
 )
+LEGEND = ("cpu_submit", "gpu_execute", "idle")
+IDLE_IN_ALL = {"type": "total", "metric": "idle", "label": "GPU idle in all", "timeline": "main", "device": 0}
 LANES = {"cpu0": "CPU submits", "gpu0/s0": "GPU executes", "gpu0/s1": "GPU copies"}
 
 
@@ -71,62 +73,70 @@ def _segments(panel: str, name: str, curve: Curve) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def boxes(result: Result, panel: str, *kinds: str) -> list[dict[str, Any]]:
-    """Boxes, or segments of curves, of these kinds in one panel, by start."""
-    table = "boxes" if kinds[0] in {*BOX_KINDS.values(), "idle"} else "curves"
-    found = (r for r in result.rows(table) if r["panel"] == panel and r["kind"] in kinds)
-    return sorted(found, key=lambda r: (r["start"], r["end"]))
+class Panel:
+    """What the tables of `rows` say of one panel.
+
+    Args:
+        result: its tables are those of `rows`.
+        name: the panel's.
+    """
+
+    def __init__(self, result: Result, name: str) -> None:
+        mine = [r for table in ("boxes", "curves") for r in result.rows(table) if r["panel"] == name]
+        self._rows = sorted(mine, key=lambda r: (r["start"], r["end"]))
+
+    def of(self, *kinds: str) -> list[dict[str, Any]]:
+        """Boxes, or segments of curves, of these kinds, by start."""
+        return [r for r in self._rows if r["kind"] in kinds]
+
+    def box(self, kind: str, label: str) -> dict[str, Any]:
+        """The one box with this kind and label."""
+        return next(r for r in self.of(kind) if r["label"] == label)
+
+    def total(self, kind: str) -> float:
+        """Summed length of the boxes of this kind."""
+        return sum(r["end"] - r["start"] for r in self.of(kind))
+
+    def waited_for(self) -> list[str]:
+        """Labels of the operations that the GPU was idle for: those that start where an idle box ends."""
+        ends = [r["end"] for r in self.of("idle")]
+        return [r["label"] for r in self.of("gpu_execute") if any(abs(r["start"] - e) < EPSILON for e in ends)]
+
+    def idle_matches_zero(self) -> tuple[bool, float]:
+        """Whether idle boxes are exactly the times of zero headroom, and the summed length where they differ."""
+        work = self.of("gpu_execute")
+        low, high = min(r["start"] for r in work), max(r["end"] for r in work)
+        zero = [
+            (max(r["start"], low), min(r["end"], high))
+            for r in self.of("headroom")
+            if abs(r["value_start"]) < EPSILON and abs(r["value_end"]) < EPSILON
+        ]
+        idle = [(r["start"], r["end"]) for r in self.of("idle")]
+        points = sorted({p for pair in zero + idle for p in pair})
+
+        def covered(pairs: list[tuple[float, float]], x: float) -> bool:
+            return any(a <= x < b for a, b in pairs)
+
+        differ = sum(b - a for a, b in pairwise(points) if covered(zero, (a + b) / 2) != covered(idle, (a + b) / 2))
+        return differ < EPSILON, differ
 
 
-def box(result: Result, panel: str, kind: str, label: str) -> dict[str, Any]:
-    """The one row with this kind and label."""
-    return next(r for r in boxes(result, panel, kind) if r["label"] == label)
-
-
-def total(found: Sequence[Mapping[str, Any]]) -> float:
-    """Summed length of boxes."""
-    return sum(r["end"] - r["start"] for r in found)
-
-
-def waited_for(result: Result, panel: str) -> list[str]:
-    """Labels of the operations that the GPU was idle for: those that start where an idle box ends."""
-    ends = [r["end"] for r in boxes(result, panel, "idle")]
-    return [r["label"] for r in boxes(result, panel, "gpu_execute") if any(abs(r["start"] - e) < EPSILON for e in ends)]
-
-
-def idle_matches_zero(result: Result, panel: str) -> tuple[bool, float]:
-    """Whether idle boxes are exactly the times of zero headroom, and the summed length where they differ."""
-    work = boxes(result, panel, "gpu_execute")
-    low, high = min(r["start"] for r in work), max(r["end"] for r in work)
-    zero = [
-        (max(r["start"], low), min(r["end"], high))
-        for r in boxes(result, panel, "headroom")
-        if abs(r["value_start"]) < EPSILON and abs(r["value_end"]) < EPSILON
-    ]
-    idle = [(r["start"], r["end"]) for r in boxes(result, panel, "idle")]
-    points = sorted({p for pair in zero + idle for p in pair})
-
-    def covered(pairs: list[tuple[float, float]], x: float) -> bool:
-        return any(a <= x < b for a, b in pairs)
-
-    differ = sum(b - a for a, b in pairwise(points) if covered(zero, (a + b) / 2) != covered(idle, (a + b) / 2))
-    return differ < EPSILON, differ
-
-
-def draw(result: Result, panels: Sequence[tuple[str, str, str, str]]) -> go.Figure:
+def draw(result: Result, panels: Mapping[str, str], curve: str = "", label: str = "") -> go.Figure:
     """Lanes and a curve below them for each panel.
 
     Args:
         result: its tables are those of `rows`.
-        panels: (panel, title, curve kind, curve label); an empty curve kind draws lanes only.
+        panels: name of each panel -> its title.
+        curve: kind of the curve; empty draws lanes only.
+        label: what the curve is called.
     """
     import plotly.graph_objects as go
 
     from workbench.core.colours import COLOURS
     from workbench.views.plotting import draw_lanes, figure
 
-    heights = [h for _, _, curve, _ in panels for h in ((2.0, 1.3) if curve else (2.0,))]
-    titles = [t for _, title, curve, _ in panels for t in ((title, "") if curve else (title,))]
+    heights = ([2.0, 1.3] if curve else [2.0]) * len(panels)
+    titles = [text for title in panels.values() for text in ((title, "") if curve else (title,))]
     pixels = 200 + round(80 * sum(heights))
     fig = figure(
         result.experiment.title, rows=len(heights), height=pixels, row_heights=heights, subplot_titles=titles,
@@ -135,10 +145,10 @@ def draw(result: Result, panels: Sequence[tuple[str, str, str, str]]) -> go.Figu
     seen: set[str] = set()
     high = max(r["end"] for name in result.tables for r in result.rows(name))
     at = 0
-    for panel, _, curve, label in panels:
+    for name in panels:
         at += 1
-        found = boxes(result, panel, *BOX_KINDS.values(), "idle")
-        found = [r for r in found if r["end"] > r["start"]]
+        panel = Panel(result, name)
+        found = [r for r in panel.of(*BOX_KINDS.values(), "idle") if r["end"] > r["start"]]
         lanes = [name for name in LANES if any(r["lane"] == name for r in found)]
         columns = {c: [r[c] for r in found] for c in ("label", "start", "end", "kind")}
         columns["lane"] = [LANES[r["lane"]] for r in found]
@@ -146,7 +156,7 @@ def draw(result: Result, panels: Sequence[tuple[str, str, str, str]]) -> go.Figu
         fig.update_xaxes(range=[0, high], showticklabels=not curve, row=at, col=1)
         if curve:
             at += 1
-            segments = boxes(result, panel, curve)
+            segments = panel.of(curve)
             x = [v for r in segments for v in (r["start"], r["end"])]
             y = [v for r in segments for v in (r["value_start"], r["value_end"])]
             fig.add_trace(
@@ -174,19 +184,28 @@ def draw(result: Result, panels: Sequence[tuple[str, str, str, str]]) -> go.Figu
     return fig
 
 
-def lane_rows(curve: str, label: str, copies: bool = False) -> list[dict[str, Any]]:
-    """Rows of an interactive timeline: CPU lane, GPU lanes and one curve (none where `curve` is empty)."""
-    out: list[dict[str, Any]] = [{"type": "lane", "lane": name, "label": LANES[name]} for name in ("cpu0", "gpu0/s0")]
-    if copies:
-        out.append({"type": "lane", "lane": "gpu0/s1", "label": LANES["gpu0/s1"]})
-    if curve:
-        out.append({"type": "curve", "curve": curve, "device": 0, "label": label})
-    return out
+def view(title: str, panels: Sequence[Mapping[str, Any]], layout: str = "stack", note: str = "") -> dict[str, Any]:
+    """Spec of an interactive view, see `workbench.widgets.timeline_view`; the `note` continues its badge."""
+    return {"title": title, "badge": f"model · figure time units{note}", "layout": layout, "panels": list(panels)}
 
 
-def view_timeline(program: Program, curve_rows: Sequence[Any], marks: Sequence[Any] = ()) -> dict[str, Any]:
-    """The only timeline of an interactive panel."""
-    return {"id": "main", "title": "", "program": program_to_json(program), "rows": curve_rows, "marks": list(marks)}
+def view_timeline(
+    program: Program, curve: str, label: str, *, copies: bool = False, name: str = "main", title: str = "", **more: Any
+) -> dict[str, Any]:
+    """A timeline of an interactive panel: the CPU's lane, the GPU's (also that of `copies`), one curve, and `more`."""
+    lanes = list(LANES)[: 3 if copies else 2]
+    lane_rows = [{"type": "lane", "lane": lane, "label": LANES[lane]} for lane in lanes]
+    curve_row = {"type": "curve", "curve": curve, "device": 0, "label": label}
+    rows_shown = [*lane_rows, curve_row]
+    return {"id": name, "title": title, "program": program_to_json(program), "rows": rows_shown, "marks": [], **more}
+
+
+def costs(
+    program: Program, labels: Sequence[str], kind: type = Submit, timeline: str = "main", scale: float = 1
+) -> list[dict[str, Any]]:
+    """Targets of a slider: the host costs of the steps with these labels, `scale` times its value."""
+    at = [step_index(program, label, kind) for label in labels]
+    return [{"timeline": timeline, "path": ["steps", i, "cost"], "scale": scale, "offset": 0} for i in at]
 
 
 def control(params: Any, name: str, label: str, sets: list[dict[str, Any]], ours: bool = False) -> dict[str, Any]:
