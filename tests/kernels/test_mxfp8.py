@@ -17,6 +17,7 @@ from moe_kernels.mxfp8 import rows as row_ops
 from moe_kernels.swiglu import swiglu
 from moe_kernels.testing import poison_allocator
 
+CPU = torch.device("cpu")
 # Rounding the FP64 result to BF16, which keeps 8 bits, costs at most 2^-8 of each element; FP32 sums over K <= 512 add
 # a few 2^-24 of the magnitudes.
 BF16_ERROR = 2.0**-8
@@ -25,9 +26,9 @@ FP32_ERROR = 1e-6
 TENSOR_CORE_STEP = 33 * 2.0**-13
 
 
-def impls(device: torch.device) -> list[str]:
+def impls(device: torch.device, *, fits_cuda: bool = True) -> list[str]:
     found = ["triton", "reference"]
-    if device.type == "cuda" and row_ops.cuda_ready(device.index or 0):
+    if fits_cuda and device.type == "cuda" and row_ops.cuda_ready(device.index or 0):
         found.append("cuda")
     return found
 
@@ -85,7 +86,7 @@ def relative(got: torch.Tensor, want: torch.Tensor) -> float:
 def test_row_kernels_write_the_reference_bytes(device, dtype, rounding, target):
     x = hard_rows(device, dtype)
     want = mxfp8.quantize(x, rounding, target, impl="reference")
-    for impl in impls(device):
+    for impl in impls(device, fits_cuda=dtype is torch.bfloat16):
         wide = torch.zeros(1, dtype=torch.int32, device=device)
         got = mxfp8.quantize(x, rounding, target, impl=impl, wide=wide)
         assert same_bytes(got[0], want[0]) and torch.equal(got[1], want[1])
@@ -174,11 +175,12 @@ def test_exact_mode_matches_fp64_of_the_canonical_values(device, sizes):
     w[:, :, :32] = 0
     a, mw, last = mxfp8.quantize(x, impl="reference"), linear.exact_operand(w, impl="reference"), sum(sizes)
     want = reference.grouped_gemm(reference.dequantize(*a), reference.dequantize(*mw), ends)[:last]
-    for impl in impls(device):
+    for impl in impls(device, fits_cuda=False):
         out = torch.full((40, 48), torch.nan, dtype=torch.float32, device=device)
         mxfp8.grouped_gemm(a, mw, ends, out=out, impl=impl)
         assert out[last:].isnan().all()
         assert ((out[:last].double() - want).abs() <= FP32_ERROR + 2.0**-22 * want.abs()).all()
+    for impl in impls(device):
         folded = mxfp8.grouped_gemm(a, folded_weight(w), ends, impl=impl)
         assert relative(folded[:last], want) > 0.5, "folding is expected to lose these rows"
 
@@ -204,9 +206,7 @@ def test_poisoned_scales_reach_their_own_row_and_column_only(device, mode):
     rows, columns = [3, *range(11, 20)], (1, 7)
     a[0][11:] = float("nan")
     a[1][rows], mw[1][columns] = 255, 255
-    for impl in impls(device):
-        if mode == "exact" and impl == "cuda":
-            continue  # the exact mode has no CUDA kernel of its own
+    for impl in impls(device, fits_cuda=mode == "folded"):
         dtype = torch.bfloat16 if impl == "cuda" else torch.float32
         out = mxfp8.grouped_gemm(a, mw, ends, out=torch.zeros(20, 40, dtype=dtype, device=device), impl=impl)
         bad = torch.zeros(20, 40, dtype=torch.bool, device=device)
@@ -223,7 +223,7 @@ def test_scale_byte_0_is_two_to_the_minus_127(device, mode):
     if mode == "folded":
         rows, weights = mxfp8.Folded(a, low.byte()[:, 0]), mxfp8.Folded(w, high.byte()[..., 0])
     ends = groups([4], device)
-    for impl in impls(device):
+    for impl in impls(device, fits_cuda=mode == "folded"):
         out = torch.zeros(4, 16, dtype=torch.bfloat16, device=device)
         mxfp8.grouped_gemm(rows, weights, ends, out=out, impl=impl)
         assert (out == 32).all(), impl
@@ -361,6 +361,47 @@ def test_a_target_that_cannot_be_hashed_is_named(device):
         mxfp8.dispatch_quantize(x, slots, slots, peers.repeat(2), peers.repeat(4)[::2])
 
 
+@pytest.mark.parametrize(("misfit", "default"), [(None, "cuda"), ("does this, got that", "triton")])
+def test_the_choice_is_free_without_a_name_and_bound_by_one(monkeypatch, misfit, default):
+    monkeypatch.setattr(row_ops, "cuda_ready", lambda index: True)
+    gpu = torch.device("cuda", 0)
+    assert row_ops.pick_impl(None, gpu, misfit) == default
+    assert [row_ops.pick_impl(name, gpu, misfit) for name in ("triton", "reference")] == ["triton", "reference"]
+    if misfit is None:
+        assert row_ops.pick_impl("cuda", gpu, misfit) == "cuda"
+    else:
+        with pytest.raises(ValueError, match="impl='cuda' does this, got that; use impl='triton', or leave impl out"):
+            row_ops.pick_impl("cuda", gpu, misfit)
+
+
+def test_what_the_cuda_kernels_do_not_do_is_refused_under_their_name():
+    x, w, ends = operands([4, 4], 8, 32, 64, CPU)
+    fw, mw, odd = folded_weight(w), linear.exact_operand(w, impl="reference"), folded_weight(w[:, :20])
+    a, wide = mxfp8.quantize(x, impl="reference"), torch.empty(8, 32)
+    for call, words in (
+        (lambda i: mxfp8.quantize(x.float(), impl=i), "quantises rows of torch.bfloat16, got x of torch.float32"),
+        (lambda i: mxfp8.swiglu_quantize(x, impl=i), "quantises rows as they are, got rows that go through SwiGLU"),
+        (lambda i: mxfp8.grouped_gemm(a, mw, ends, impl=i), "multiplies folded weights, got canonical w"),
+        (lambda i: mxfp8.grouped_gemm(x.float(), fw, ends, impl=i), "rows of torch.bfloat16, got a of torch.float32"),
+        (lambda i: mxfp8.grouped_gemm(x, fw, ends, out=wide, impl=i), "writes torch.bfloat16, got out of torch.float3"),
+        (lambda i: mxfp8.grouped_gemm(x, odd, ends, impl=i), "needs N to be a multiple of 8 .*, got 20"),
+    ):
+        with pytest.raises(ValueError, match=f"impl='cuda' .*{words}.*; use impl='triton', or leave impl out"):
+            call("cuda")
+        call(None)
+    with pytest.raises(RuntimeError, match="impl='cuda' needs a GPU of compute capability 9"):
+        mxfp8.grouped_gemm(x, fw, ends, variant=0)
+
+
+def test_rows_in_fp32_are_quantised_before_a_product_that_chooses_for_itself():
+    x, w, ends = operands([4, 4], 8, 32, 64, CPU)
+    fw, out = folded_weight(w), torch.empty(8, 32)
+    scratch = mxfp8.Folded(*(torch.empty_like(t) for t in mxfp8.quantize(x, target="folded", impl="reference")))
+    want = mxfp8.grouped_gemm(mxfp8.quantize(x, target="folded"), fw, ends, out_dtype=torch.float32)
+    assert mxfp8.grouped_gemm(x.float(), fw, ends, out=out, scratch=scratch) is out and torch.equal(out, want)
+    assert torch.equal(scratch.payload.view(torch.uint8), mxfp8.quantize(x, target="folded")[0].view(torch.uint8))
+
+
 def test_slices_of_one_buffer_and_no_rows_at_all_are_fine(device):
     pool = torch.zeros(16, 64, dtype=torch.bfloat16, device=device)
     pool[:8].normal_()
@@ -450,17 +491,14 @@ def recorded(monkeypatch) -> Recorded:
     """CPU tensors take the CUDA kernels' host path, with a device 7 current."""
     lib = Recorded()
     monkeypatch.setattr(cuda, "library", lambda: lib)
-    monkeypatch.setattr(api, "pick_impl", lambda impl, device: "cuda")
-    monkeypatch.setattr(row_ops, "pick_impl", lambda impl, device: impl or "reference")
+    monkeypatch.setattr(api, "pick_impl", lambda impl, device, misfit: "cuda")
+    monkeypatch.setattr(row_ops, "pick_impl", lambda impl, device, misfit=None: impl or "reference")
     for module in (api, row_ops):
         monkeypatch.setattr(module, "stream_of", lambda device: 0)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 7, raising=False)
     monkeypatch.setattr(api, "_PLANS", {})
     return lib
-
-
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("rows", [16, 4096])

@@ -10,12 +10,21 @@ from typing import Any
 
 import torch
 
-from moe_kernels._launch import check_no_grad, check_offsets, check_tensor, compile_safe, on_device, share_memory
+from moe_kernels._launch import (
+    check_no_grad,
+    check_offsets,
+    check_tensor,
+    compile_safe,
+    on_device,
+    resolve_impl,
+    share_memory,
+)
 from moe_kernels.mxfp8 import reference
 from moe_kernels.mxfp8.rows import (
     BLOCK,
     E4M3,
     FLOATS,
+    IMPLS,
     INDEX_LIMIT,
     MX,
     Folded,
@@ -47,7 +56,7 @@ def _gemm(
     (M, K), (E, N) = a.shape, w.shape[:2]
     if M == 0 or E == 0:
         return
-    if impl == "cuda" and w_scales.dim() == 2:
+    if impl == "cuda":
         from moe_kernels.mxfp8 import cuda
 
         lib = cuda.library()
@@ -127,27 +136,28 @@ def grouped_gemm(
 ) -> torch.Tensor:
     """Return a @ w[e]^T for the rows of every group, [M, N]; no gradient is recorded (see `grouped_linear`).
 
-    What runs follows from the operands: folded `w` takes the FP8 tensor cores (a folded; canonical or BF16 `a` is
-    folded or quantised first, inside the same launch while groups are small); canonical `w` with canonical `a` is the
-    exact mode, in BF16 tensor cores, because E4M3 times a power of two is exact in BF16.
+    What runs follows from the operands: folded `w` takes the FP8 tensor cores (a folded; other `a` is folded or
+    quantised first, inside the same launch while groups are small); canonical `w` with canonical `a` is the exact mode,
+    in BF16 tensor cores, because E4M3 times a power of two is exact in BF16. The CUDA kernels multiply folded weights
+    and write BF16 with N a multiple of 8; without `impl` other calls take the Triton kernels.
 
     Args:
-        a: rows [M, K]: Folded, MX, or BF16 to be quantised.
+        a: rows [M, K]: Folded, MX, or BF16 or FP32 to be quantised.
         w: weights [E, N, K]: Folded (row_scale [E, N]) or MX (scales [E, N, K/32]).
         ends: cumulative group ends [E], int32, on the device.
         out: where to write, [M, N]; it must not alias an input. Rows of no group are left as they were.
-        out_dtype: of a new `out`; the CUDA kernels write BF16.
+        out_dtype: of a new `out`.
         accumulate: "promoted" adds every 128 of K in FP32 (every 256 from 512 rows a group on); "fast" leaves all of
             K to the tensor core's shorter accumulator where that is faster: above 128 rows a group, CUDA kernels
             only.
-        rounding: of the quantisation when `a` is BF16.
-        impl: see the module.
+        rounding: of the quantisation of BF16 or FP32 `a`.
+        impl: see the module; FP32 `a` is quantised in a call of its own without `impl`, and refused by "cuda".
         scratch: where rows that a launch of their own folds or quantises are kept (payload [M, K], row_scale [M]);
             allocated when absent.
         overlap: let the CUDA kernel set itself up while the launch before it drains; it waits for that launch before
             it reads what that wrote. By default the small-M kernel overlaps, and of two launches below 1024 rows a
             group the second one (measured: NOTES.md).
-        variant: CUDA kernel variant, for measurements.
+        variant: CUDA kernel variant, for measurements; it stands for impl="cuda".
 
     Raises:
         ValueError, TypeError: shapes, dtypes, devices or options that do not fit.
@@ -215,19 +225,30 @@ def grouped_gemm(
         if share_memory(out, rows) or share_memory(out, w.payload):
             raise ValueError("out must not share memory with an input")
     check_no_grad("mxfp8.grouped_gemm", rows, out)
-    impl = pick_impl(impl, device)
+    if impl is None and variant is not None:
+        impl = "cuda"
+    wide = raw and rows.dtype is torch.float32
+    if folded and wide and impl is None:
+        a = _fold_rows(rows, rounding, scratch, resolve_impl(None, device, IMPLS), False, out)
+        return grouped_gemm(a, w, ends, out=out, accumulate=accumulate, overlap=overlap)
+    misfit = None
     if not folded:
-        _gemm(rows, a[1], w[0], w[1], ends, out, 0, "triton" if impl == "cuda" else impl, 0, 0)
+        misfit = "multiplies folded weights, got canonical w (the exact mode)"
+    elif wide:
+        misfit = "quantises rows of torch.bfloat16, got a of torch.float32"
+    elif out.dtype is not torch.bfloat16:
+        misfit = f"writes torch.bfloat16, got out of {out.dtype}"
+    elif N % 8:
+        misfit = f"needs N to be a multiple of 8 (16-byte rows), got {N}"
+    impl = pick_impl(impl, device, misfit)
+    if not folded:
+        _gemm(rows, a[1], w[0], w[1], ends, out, 0, impl, 0, 0)
         return out
     if impl != "cuda":
         if not isinstance(a, Folded):
             a = quantize(a, rounding, target="folded", impl=impl) if raw else fold(a, impl=impl)
         _gemm(a[0], a[1], w[0], w[1], ends, out, 3, impl, 0, 0)
         return out
-    if out.dtype is not torch.bfloat16:
-        raise TypeError(f"impl='cuda' writes bfloat16; got out of dtype {out.dtype}")
-    if N % 8:
-        raise ValueError(f"impl='cuda' needs N to be a multiple of 8 (16-byte rows); got {N}")
     check_aligned("a", rows)
     check_aligned("w payload", w.payload)
     check_aligned("out", out)
@@ -237,8 +258,6 @@ def grouped_gemm(
         overlap = small or (not direct and M < OVERLAP_ROWS_PER_GROUP * E)
     if not small and not direct and torch.compiler.is_compiling():
         overlap = False  # the compiler may put another launch between the two
-    if small and raw and a.dtype is torch.float32:
-        raise TypeError("impl='cuda' quantises bfloat16 rows; got float32")
     source = 3 if direct else 0 if not raw else 2 if rceil else 1
     flags = 0 if not overlap else OVERLAP if small or direct else OVERLAP | EARLY
     if small:
@@ -247,7 +266,7 @@ def grouped_gemm(
         folded_a = a if isinstance(a, Folded) else _fold_rows(a, rounding, scratch, impl, overlap, out)
         _gemm(folded_a[0], folded_a[1], w[0], w[1], ends, out, 3, impl, chosen, flags)
     # Only now: a plan is taken without any check, and the launch above has checked `scratch`.
-    if key is not None and M and E and (small or direct or (scratch is not None and rows.dtype is not torch.float32)):
+    if key is not None and M and E and (small or direct or scratch is not None):
         _keep_plan(key, a, w, ends, out, scratch, source, chosen, flags)
     return out
 
@@ -350,10 +369,8 @@ def _fold_rows(
     raw = isinstance(a, torch.Tensor)
     rows = a if raw else a.payload
     payload, scale = new_rows(rows.shape[0], rows.shape[1], "folded", rows.device, scratch)
-    if scratch is not None:
-        check_aligned("scratch payload", payload)
-        if share_memory(out, payload) or share_memory(rows, payload):
-            raise ValueError("scratch must not share memory with out or a")
+    if scratch is not None and (share_memory(out, payload) or share_memory(rows, payload)):
+        raise ValueError("scratch must not share memory with out or a")
     run_rows(
         rows,
         None if raw else a.scales,

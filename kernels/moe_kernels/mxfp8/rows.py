@@ -4,7 +4,8 @@ Shapes: T or M rows, K input width, N output width, E groups; `ends` are cumulat
 device and never read by the host; rows past the last end belong to no group and keep what `out` held.
 
 impl: "cuda" (sm_90a, needs nvcc once), "triton" (any GPU, or the CPU interpreter), "reference" (FP64 inside, any
-device). Without `impl` it is "cuda" on compute capability 9, "triton" on other GPUs and "reference" on the CPU.
+device); what it names runs or the call raises. Without `impl` it is "cuda" on compute capability 9 where those kernels
+do what is asked, else "triton" on a GPU and "reference" on the CPU.
 """
 
 from __future__ import annotations
@@ -54,10 +55,23 @@ def cuda_ready(index: int) -> bool:
     return _cuda_ready(index)
 
 
-def pick_impl(impl: str | None, device: torch.device) -> str:
-    if impl is None and device.type == "cuda" and cuda_ready(device.index or 0):
+def pick_impl(impl: str | None, device: torch.device, misfit: str | None = None) -> str:
+    """Return the implementation to run: the caller's, or by rule the first that does what is asked.
+
+    Args:
+        impl: one of `IMPLS`, or None.
+        device: where the tensors are.
+        misfit: what the CUDA kernels would do and what was asked instead, to be read after "impl='cuda'".
+
+    Raises:
+        ValueError: unknown name, or impl='cuda' with a misfit.
+        RuntimeError: the implementation cannot run on this device.
+    """
+    if impl is None and misfit is None and device.type == "cuda" and cuda_ready(device.index or 0):
         return "cuda"
     impl = resolve_impl(impl, device, IMPLS)
+    if impl == "cuda" and misfit is not None:
+        raise ValueError(f"impl='cuda' {misfit}; use impl='triton', or leave impl out")
     if impl == "cuda" and not (device.type == "cuda" and cuda_ready(device.index or 0)):
         raise RuntimeError(f"impl='cuda' needs a GPU of compute capability 9 and nvcc; got a tensor on {device}")
     return impl
@@ -106,7 +120,7 @@ def run_rows(
     flags: int = 0,
 ) -> None:
     M, K = out.shape
-    if impl == "cuda" and source != 2 and x.dtype is not torch.float32:
+    if impl == "cuda":
         from moe_kernels.mxfp8 import cuda
 
         check_aligned("the rows", x)
@@ -249,7 +263,9 @@ def quantize(
     check_width("x", x.shape[1])
     check_wide(wide, x.device)
     payload, scales = new_rows(x.shape[0], x.shape[1], target, x.device, out)
-    run_rows(x, None, payload, scales, wide, 1, _TARGETS[target], is_rceil(rounding), pick_impl(impl, x.device))
+    misfit = None if x.dtype is torch.bfloat16 else f"quantises rows of torch.bfloat16, got x of {x.dtype}"
+    impl = pick_impl(impl, x.device, misfit)
+    run_rows(x, None, payload, scales, wide, 1, _TARGETS[target], is_rceil(rounding), impl)
     return _pack(target, payload, scales)
 
 
@@ -340,7 +356,8 @@ def swiglu_quantize(
     F = h.shape[1] // 2
     check_wide(wide, h.device)
     payload, scales = new_rows(h.shape[0], F, target, h.device, out)
-    run_rows(h, None, payload, scales, wide, 2, _TARGETS[target], is_rceil(rounding), pick_impl(impl, h.device))
+    impl = pick_impl(impl, h.device, "quantises rows as they are, got rows that go through SwiGLU first")
+    run_rows(h, None, payload, scales, wide, 2, _TARGETS[target], is_rceil(rounding), impl)
     return _pack(target, payload, scales)
 
 

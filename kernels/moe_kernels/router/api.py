@@ -76,7 +76,7 @@ def router(
         lbl_granularity: `batch` or `instance`.
         sequence_length: tokens per sequence, for `instance`; default T.
         noise: FP32 [T, E] scores of `random`; default: torch.rand on x's device.
-        impl: `triton` (default on CUDA) or `reference` (default on the CPU).
+        impl: of what follows the logits: `triton` (default on CUDA) or `reference` (default on the CPU).
 
     Raises:
         ValueError, TypeError: a shape, dtype, device or name is wrong; the message says which.
@@ -144,7 +144,7 @@ def route_logits(
     if impl == "triton" and groups > GROUP_LIMIT:
         # The sequences are the second dimension of the launch grid.
         raise ValueError(f"impl='triton' takes at most {GROUP_LIMIT} sequences a call; got {groups}")
-    if impl == "reference" or tokens == 0:
+    if impl == "reference" or tokens == 0:  # no tokens, no launch: empty results with their graph come from PyTorch
         from moe_kernels.router import reference
 
         return RouterOutput(*reference.router(logits, top_k, gating, normalize, restore_scale, mode, groups, noise))
