@@ -24,7 +24,7 @@ from workbench.experiments import fig32_critical_microbatch_ep as critical_ep  #
 from workbench.experiments import fig74_submission_regimes_ep as regimes_ep  # noqa: E402
 from workbench.measure.multi_gpu import SECTIONS, Options, run  # noqa: E402
 from workbench.measure.regimes import cut, packed, trace_name  # noqa: E402
-from workbench.views.ranks import on_every_rank  # noqa: E402
+from workbench.views.ranks import of_rank, on_every_rank, ranks_of  # noqa: E402
 from workbench.views.regimes import capture_rows, skew_rows  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,26 +144,29 @@ def test_the_sheet_shows_the_slowest_rank(rows):
     assert any("NVLink 477" in (a.text or "") for a in figure.layout.annotations)
 
 
+CRITICAL = ("critical", "repeats")
+
+
 def critical(rows: list[dict], **params: Any) -> Result:
-    return result(critical_ep.EXPERIMENT, [r for r in rows if r["section"] == "critical"], **params)
+    return result(critical_ep.EXPERIMENT, [r for r in rows if r["section"] in CRITICAL], **params)
 
 
 def test_every_rank_has_its_own_crossover(rows):
     slower = []
     for row in rows:
-        if row["section"] == "critical":
+        if row["section"] in CRITICAL:
             size = row["tokens"] * (1.0 if row["rank"] == 0 else 0.5)
-            row = row | {"submit_us": json.dumps([16.0] * 3), "device_us": json.dumps([size] * 3), "rounds": 3,
-                         "idle_share": 0.2 if size < 16 else 0.0, "wall_us_p50": 20.0}  # fmt: skip
+            row = row | {"submit_us": 16.0, "device_us": size, "idle_share": 0.2 if size < 16 else 0.0,
+                         "wall_us_p50": 20.0}  # fmt: skip
         slower.append(row)
     found = critical(slower)
     agree = [c for c in found.checks if "agree" in c.claim]
     assert [c.holds for c in agree] == [False] * 4 and agree[0].value == "16, 32 tokens"
-    assert critical_ep.ranks_of(found) == [0, 1]
+    assert ranks_of(found) == [0, 1]
     shown = {r: found.with_params(rank=r).figure().layout.title.text for r in (0, 1)}
     assert "rank 1" in shown[1] and shown[0] != shown[1]
     with pytest.raises(ValueError, match=r"rank 7 was not measured: expected one of \[0, 1\]"):
-        critical_ep.of_rank(found, 7)
+        of_rank(found, 7)
     beside = critical_ep.beside_one_gpu(found)
     assert {"2 GPUs, rank 0", "2 GPUs, rank 1", "one GPU (recorded)"} == set(beside["where"])
 
@@ -256,8 +259,8 @@ def test_every_rank_is_checked_and_shown(regimes):
     twice = polars.when(polars.col("rank") == 1).then(2).otherwise(polars.col("waits")).alias("waits")
     other = changed(regimes, "block", twice)
     assert {c.claim: c for c in other.checks}[every].holds is False, "rank 1 alone breaks the claim"
-    with pytest.raises(ValueError, match=r"rank 2 was not captured: expected one of \[0, 1\]"):
-        regimes_ep.of_rank(regimes, 2)
+    with pytest.raises(ValueError, match=r"rank 2 was not measured: expected one of \[0, 1\]"):
+        of_rank(regimes, 2)
     assert regimes_ep.view(regimes.with_params(rank=1))["title"].endswith(", rank 1")
     assert "rank 1" in regimes.with_params(rank=1).figure().layout.title.text
     skew = next(t for t in regimes_ep.draw_skew(regimes).data if t.name == "rowwise")
@@ -330,9 +333,8 @@ def test_both_paths_stand_beside_one_gpu(regimes):
 def test_a_crossover_beyond_the_sizes_decides_no_claim(rows):
     dear = []
     for row in rows:
-        if row["section"] == "critical":
-            row = row | {"submit_us": json.dumps([1e6] * 3), "device_us": json.dumps([float(row["tokens"])] * 3),
-                         "rounds": 3, "idle_share": 0.5, "wall_us_p50": 1e6}  # fmt: skip
+        if row["section"] in CRITICAL:
+            row = row | {"submit_us": 1e6, "device_us": float(row["tokens"]), "idle_share": 0.5, "wall_us_p50": 1e6}
         dear.append(row)
     undecided = [c for c in critical(dear).checks if "moves the crossover right" in c.claim or "beyond" in c.claim]
     assert len(undecided) == 6 and {c.holds for c in undecided} == {None}

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import signal
+from collections import Counter
 from types import SimpleNamespace
 
 import polars as pl
@@ -17,6 +18,7 @@ import workbench
 from workbench.core.experiment import Result, gpu_present
 from workbench.experiments import fig32_critical_microbatch as fig32
 from workbench.experiments import load
+from workbench.views.crossover import taken_apart
 
 TOKENS = (256, 512, 1024, 2048, 4096, 8192)
 
@@ -52,9 +54,8 @@ def measured(rows: list[dict], **params) -> Result:
 
     recorder = Recorder("fig32_critical_microbatch", {})
     recorder.set("workload", memory_bytes=100_000_000_000)
-    recorder.rows.extend(rows)
     values = fig32.CriticalMicrobatchParams(tokens=TOKENS, **params)
-    return fig32.EXPERIMENT.result(values, "live", rows, recorder.live())
+    return fig32.EXPERIMENT.result(values, "live", taken_apart(rows), recorder.live())
 
 
 def failing(result: Result) -> list[str]:
@@ -157,7 +158,7 @@ def test_submission_that_grows_with_the_microbatch_fails_the_claim():
 
 
 def test_replay_that_costs_more_fails_the_claim():
-    rows = [r | {"submit_us": json.dumps([9e9])} if r["mode"] == "replay" else r for r in table()]
+    rows = [r | {"submit_us": json.dumps([9e9] * 3)} if r["mode"] == "replay" else r for r in table()]
     result = measured(rows)
     assert sum("graph replay submits with less" in claim for claim in failing(result)) == 4
     moved = [c for c in result.checks if "(graph replay)" in c.claim]
@@ -167,7 +168,7 @@ def test_replay_that_costs_more_fails_the_claim():
 def test_cheaper_submission_that_does_not_reach_the_crossover_fails_the_claim():
     """Cheaper at the median size and dearer around the crossover: left is not where it goes."""
     rows = [
-        r | {"submit_us": json.dumps([3000.0 if 1024 <= r["tokens"] <= 2048 else 500.0])}
+        r | {"submit_us": json.dumps([3000.0 if 1024 <= r["tokens"] <= 2048 else 500.0] * 3)}
         if r["mode"] == "replay" and r["layer"] == "dense"
         else r
         for r in table()
@@ -234,7 +235,7 @@ def test_your_own_layer_gets_its_crossover(monkeypatch):
     (curve,) = fig32.curves(result)
     assert curve["critical"] == pytest.approx(2048) and curve["layer"] == "your layer"
     assert [r["launches"] for r in curve["rows"]] == [7, 7, 7]
-    assert [len(json.loads(r["submit_us"])) for r in curve["rows"]] == [9, 9, 9]
+    assert Counter(r["tokens"] for r in result.rows("repeats")) == {512: 9, 1024: 9, 4096: 9}
     # Every size once a round; the long warm-up belongs to the first.
     assert device.calls == [(s, 3, 1 if turn else 3) for turn in range(3) for s in (512, 1024, 4096)]
     assert len(result.checks) == 4 and not failing(result)
@@ -285,21 +286,22 @@ def test_measuring_visits_every_region_and_keeps_its_rows_whatever_the_compiler_
     monkeypatch.setattr(fig32, "_in_own_process", lambda function, *args: function(*args))
     params = fig32.CriticalMicrobatchParams(tokens=(1024, 32768), compiled_tokens=(1024,), repeats=12)
     recorder = Recorder("fig32_critical_microbatch", {})
-    rows = fig32.measure(params, recorder)
+    fig32.measure(params, recorder)
     modes = {}
-    for r in rows:
+    for r in recorder.rows:
         modes.setdefault(r["mode"], []).append(r)
     assert len(modes["eager"]) == 2 * 3 * 2 and len(modes["replay"]) == 2 * 2 * 2
     assert len(modes["compiled"]) == (2 if broken else 4)
     # Compiled rounds bring as many more of the eager ones beside them.
-    repeats = {(r["layer"], r["tokens"]): len(json.loads(r["submit_us"])) for r in modes["eager"]}
+    repeats = Counter((r["layer"], r["tokens"]) for r in recorder.tables["repeats"]
+                      if (r["mode"], r["passes"]) == ("eager", "forward"))  # fmt: skip
     assert repeats == {("dense", 1024): 24, ("dense", 32768): 6, ("routed, rowwise", 32768): 6,
                        ("routed, rowwise", 1024): 12 if broken else 24, ("routed, synchronized", 1024): 12,
                        ("routed, synchronized", 32768): 6}  # fmt: skip
     assert {r["layer"] for r in modes["eager"] if r["waits"]} == {"routed, synchronized"}
     compiled = recorder.live().record["protocol"]["compile"]
     assert "interrupted" in compiled if said is None else said in compiled["routed, rowwise"]
-    result = fig32.EXPERIMENT.result(params, "live", rows, recorder.live())
+    result = fig32.EXPERIMENT.result(params, "live", recorder.tables, recorder.live())
     assert result.checks and result.figure().data
 
 

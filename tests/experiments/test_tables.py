@@ -40,6 +40,14 @@ def test_no_table_unions_kinds_of_rows(slug: str) -> None:
         if column.null_count() > len(table) / 5
     }
     assert sparse == {(n, c) for (s, n), columns in ABSENT.items() if s == slug for c in columns}
+    nested = [(n, c.name) for n, t in result.tables.items() for c in t if _holds_json(c)]
+    assert not nested, "a list or an object in a cell: it has a table of its own"
+
+
+def _holds_json(column: pl.Series) -> bool:
+    if column.dtype.is_nested():
+        return True
+    return column.dtype == pl.String and bool(column.str.contains(r"^\s*[\[{]").any())
 
 
 def test_kinds_come_apart_without_the_columns_of_others() -> None:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
-from workbench.views.crossover import FASTER, IDLE, crossover_checks, curves, draw_crossovers, idle_us, said, unit
+from workbench.views.crossover import (
+    FASTER,
+    IDLE,
+    crossover_checks,
+    curves,
+    draw_crossovers,
+    idle_us,
+    recorded,
+    said,
+    unit,
+)
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -66,7 +76,7 @@ def _schematic_row(kind: str, name: str, x: float, time: float, limit: float | N
     return {"kind": kind, "layer": name, "passes": "schematic", "microbatch": x, "time": time, "limit": limit}
 
 
-def measure(params: CriticalMicrobatchParams, recorder: Any) -> list[dict[str, Any]]:
+def measure(params: CriticalMicrobatchParams, recorder: Any) -> None:
     """Measure submission and device time of every layer, pass and size on this GPU.
 
     An interrupt while a layer is being compiled keeps what was measured before.
@@ -105,7 +115,6 @@ def measure(params: CriticalMicrobatchParams, recorder: Any) -> list[dict[str, A
         compiled["interrupted"] = "while compiling; the rows before it are kept"
     recorder.set("protocol", compile=compiled or "not asked for")
     sweep.write(recorder)
-    return recorder.rows
 
 
 def _protocol(recorder: Any, repeats: int, per_us: float) -> None:
@@ -397,6 +406,7 @@ EXPERIMENT = Experiment(
     checks=checks,
     model=model,
     measure=measure,
+    recorded=recorded,
     tests=(
         "tests/measure/test_timing.py",
         "tests/experiments/test_fig32_critical_microbatch.py",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
-from workbench.views.crossover import crossover_checks, curves, draw_crossovers, interval, said
-from workbench.views.ranks import on_every_rank
+from workbench.core.tables import MAIN
+from workbench.views.crossover import crossover_checks, curves, draw_crossovers, interval, recorded, said
+from workbench.views.ranks import of_rank, on_every_rank, ranks_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -45,7 +45,7 @@ class CriticalRanksParams(Params):
     replay = False
 
 
-def measure(params: CriticalRanksParams, recorder: Any) -> list[dict[str, Any]]:
+def measure(params: CriticalRanksParams, recorder: Any) -> None:
     """Measure the routed layer on both paths, all ranks together, behind a spin kernel on every device."""
     from workbench.measure.multi_gpu import Options, run
 
@@ -53,7 +53,6 @@ def measure(params: CriticalRanksParams, recorder: Any) -> list[dict[str, Any]]:
         options = Options(out=folder, sections=("critical",), experts=params.experts, critical_tokens=params.tokens,
                           repeats=params.repeats)  # fmt: skip
         keep(params, recorder, run(options, params.ranks))
-    return recorder.rows
 
 
 def keep(params: CriticalRanksParams, recorder: Any, found: Sequence[dict[str, Any]]) -> None:
@@ -80,30 +79,10 @@ def keep(params: CriticalRanksParams, recorder: Any, found: Sequence[dict[str, A
     recorder.set("workload", experts=params.experts * ranks, top_k=8, shared_experts=1, layers=1, seeds=[0],
                  capacity="capacity factor 1.25", sequence_tokens=8192,
                  router="learned: its routes are those of the input, the same in every call")  # fmt: skip
-    for row in found:
-        if row["section"] == "critical":
-            recorder.row(**{k: v for k, v in row.items() if k not in ("section", "restart")})
-            for name in ("submit_us", "device_us"):
-                key = f"{row['layer']} {row['passes']} {row['tokens']} rank {row['rank']} {name}"
-                recorder.samples(key, json.loads(row[name]))
-
-
-def ranks_of(result: Result) -> list[int]:
-    """Return the ranks of a table."""
-    return sorted(result.table["rank"].unique().to_list())
-
-
-def of_rank(result: Result, rank: int) -> Result:
-    """Return one rank's rows.
-
-    Raises:
-        ValueError: there are none.
-    """
-    import polars as pl
-
-    if rank not in ranks_of(result):
-        raise ValueError(f"rank {rank} was not measured: expected one of {ranks_of(result)}")
-    return dataclasses.replace(result, tables={"table": result.table.filter(pl.col("rank") == rank)})
+    for section, table in (("critical", MAIN), ("repeats", "repeats")):
+        for row in found:
+            if row["section"] == section:
+                recorder.row(table, **{k: v for k, v in row.items() if k not in ("section", "restart")})
 
 
 def checks(result: Result) -> list[Check]:
@@ -170,6 +149,7 @@ EXPERIMENT = Experiment(
     figure=draw,
     checks=checks,
     measure=measure,
+    recorded=recorded,
     tests=(
         "tests/measure/test_multi_gpu.py",
         "tests/experiments/test_expert_parallel.py",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from workbench.core.params import param
 from workbench.core.tables import recorded_kinds
 from workbench.experiments import fig74_submission_regimes as one
 from workbench.experiments.fig74_submission_regimes import MICROBATCH, RegimesParams, part_rows
-from workbench.views.ranks import on_every_rank
+from workbench.views.ranks import of_rank, on_every_rank, ranks_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -115,25 +114,6 @@ def step_samples(found: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
         for r in found
         if r["section"] == "step"
     }
-
-
-def ranks_of(result: Result) -> list[int]:
-    """Return the ranks that were captured."""
-    return sorted(result.tables["capture"]["rank"].unique().to_list())
-
-
-def of_rank(result: Result, rank: int) -> Result:
-    """Return one rank's captures and the steps of all, in the form of one GPU's table.
-
-    Raises:
-        ValueError: that rank was not captured.
-    """
-    import polars as pl
-
-    if rank not in ranks_of(result):
-        raise ValueError(f"rank {rank} was not captured: expected one of {ranks_of(result)}")
-    tables = {n: t.filter(pl.col("rank") == rank) if "rank" in t.columns else t for n, t in result.tables.items()}
-    return dataclasses.replace(result, tables=tables)
 
 
 def costs(result: Result) -> pl.DataFrame:

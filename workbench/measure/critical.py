@@ -8,9 +8,8 @@ Source: report, Section 8.3 (Equation 12).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 Call = Callable[[], Any]
@@ -84,20 +83,22 @@ class SizeSweep:
                 mine["host_held_up"] |= notes["host_held_up"]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One row per key, in the order of their first round; `submit_us` and `device_us` hold the repeats as JSON."""
+        """One row per key, in the order of their first round."""
         from workbench.measure.timing import summary
 
         for key, notes in self.notes.items():
-            row: dict[str, Any] = {"kind": "measured", "layer": key.layer, "passes": key.passes, "mode": key.mode,
-                                   "tokens": key.tokens}  # fmt: skip
-            for name, values in (("submit", self.submit_us[key]), ("device", self.device_us[key])):
-                row |= summary(values, f"{name}_us")
-                row[f"{name}_us"] = json.dumps([round(v, 2) for v in values])
-            yield row | notes
+            times = summary(self.submit_us[key], "submit_us") | summary(self.device_us[key], "device_us")
+            yield {"kind": "measured"} | asdict(key) | times | notes
+
+    def repeats(self) -> Iterator[dict[str, Any]]:
+        """One row per key and repeat, those of each round behind another."""
+        for key in self.notes:
+            for submit, device in zip(self.submit_us[key], self.device_us[key], strict=True):
+                yield asdict(key) | {"submit_us": round(submit, 2), "device_us": round(device, 2)}
 
     def write(self, recorder: Any) -> None:
-        """Write the rows and the raw repeats."""
-        for key, row in zip(self.notes, self.rows()):
-            for name, values in (("submit", self.submit_us[key]), ("device", self.device_us[key])):
-                recorder.samples(f"{key.layer} {key.passes} {key.mode} {key.tokens} {name}_us", values)
+        """Write the rows, and the raw repeats as a table of their own."""
+        for row in self.rows():
             recorder.row(**row)
+        for row in self.repeats():
+            recorder.row("repeats", **row)

@@ -353,8 +353,9 @@ def critical(r: Rank) -> None:
                     sweep.note(key, waits="synchronized" in layer, dropped=dropped)
             if r.cuda:
                 torch.cuda.empty_cache()
-    for row in sweep.rows():
-        r.row("critical", **row)
+    for section, found in (("critical", sweep.rows()), ("repeats", sweep.repeats())):
+        for row in found:
+            r.row(section, **row)
     layers_of.pool.close()
 
 

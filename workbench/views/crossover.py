@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from workbench.core.experiment import Check, Result
+from workbench.core.tables import MAIN
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -21,7 +23,27 @@ GUARDS = (
     "which costs this layer as much as the launches that fusion saves, or more"
 )
 MEASURED_IDLE = "idle time was measured at the speeds of the table, which the what-if leaves"
+KEYS = ("layer", "passes", "mode", "tokens")
+"""Columns that name a region of both tables; over several ranks `rank` as well."""
+REPEATS = ("submit_us", "device_us")
 CHEAPER = {"replay": "graph replay", "compiled": "torch.compile"}
+
+
+def taken_apart(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Give the repeats of every row, kept as JSON in the cells of one table, the table of their own that they have."""
+    tables: dict[str, list[dict[str, Any]]] = {MAIN: [], "repeats": []}
+    for row in rows:
+        tables[MAIN].append({k: v for k, v in row.items() if k not in REPEATS})
+        region = {k: row[k] for k in ("rank", *KEYS) if k in row}
+        for times in zip(*(json.loads(row[name]) for name in REPEATS), strict=True):
+            tables["repeats"].append(region | dict(zip(REPEATS, times)))
+    return tables
+
+
+def recorded(params: Any, recording: Any) -> dict[str, Any]:
+    """`Experiment.recorded` of measured crossovers: recordings had one table once, with the repeats in its cells."""
+    tables = recording.tables()
+    return tables if "repeats" in tables else taken_apart(tables[MAIN].to_dicts())
 
 
 def curves(result: Result) -> list[dict[str, Any]]:
@@ -34,11 +56,17 @@ def curves(result: Result) -> list[dict[str, Any]]:
     p = result.params
     scaled = (p.device_speed, p.host_cost) != (1, 1)
     table = result.table.filter(pl.col("kind") == "measured")
+    repeats = dict(iter(result.tables["repeats"].group_by(KEYS)))
+
+    def times(row: dict[str, Any], name: str) -> Any:
+        """Repeats of one row as [rounds, repeats of a round]."""
+        return repeats[tuple(row[k] for k in KEYS)][name].to_numpy().reshape(int(row.get("rounds") or 1), -1)
+
     out = []
     for (layer, passes, mode), part in table.group_by(["layer", "passes", "mode"], maintain_order=True):
         rows = sorted(part.to_dicts(), key=lambda r: r["tokens"])
-        device = [_repeats(r, "device_us") / p.device_speed for r in rows]
-        submit = [_repeats(r, "submit_us") * p.host_cost for r in rows]
+        device = [times(r, "device_us") / p.device_speed for r in rows]
+        submit = [times(r, "submit_us") * p.host_cost for r in rows]
         x = np.array([r["tokens"] for r in rows], dtype=float)
         at, low, high = crossing_interval(x, device, submit, draws=300)
         top = rows[-1].get("activation_bytes")
@@ -55,13 +83,6 @@ def curves(result: Result) -> list[dict[str, Any]]:
             "what_if": scaled and None not in idle,
         })  # fmt: skip
     return out
-
-
-def _repeats(row: dict[str, Any], name: str) -> Any:
-    """Repeats of one row as [rounds, repeats of a round]."""
-    import numpy as np
-
-    return np.array(json.loads(row[name])).reshape(int(row.get("rounds") or 1), -1)
 
 
 def _workload(result: Result, name: str) -> Any:

@@ -1,12 +1,32 @@
-"""What the sheets of several GPUs share: a claim that was checked on every rank."""
+"""What the sheets of several GPUs share: the tables of one rank, and a claim that was checked on every rank."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
-from workbench.core.experiment import Check
+from workbench.core.experiment import Check, Result
 
 WORDS = {True: "holds", False: "fails", None: "undecided"}
+
+
+def ranks_of(result: Result) -> list[int]:
+    """Return the ranks that the tables tell apart."""
+    return sorted({rank for table in result.tables.values() if "rank" in table.columns for rank in table["rank"]})
+
+
+def of_rank(result: Result, rank: int) -> Result:
+    """Return one rank's rows of every table that tells ranks apart, in the form of one GPU's result.
+
+    Raises:
+        ValueError: there are none.
+    """
+    import polars as pl
+
+    if rank not in ranks_of(result):
+        raise ValueError(f"rank {rank} was not measured: expected one of {ranks_of(result)}")
+    tables = {n: t.filter(pl.col("rank") == rank) if "rank" in t.columns else t for n, t in result.tables.items()}
+    return dataclasses.replace(result, tables=tables)
 
 
 def on_every_rank(checks: Sequence[Check]) -> Check:
