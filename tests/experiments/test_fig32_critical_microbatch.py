@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
-import signal
 from collections import Counter
 from types import SimpleNamespace
 
@@ -275,7 +273,7 @@ class PretendedLayers:
 )
 def test_measuring_visits_every_region_and_keeps_its_rows_whatever_the_compiler_does(monkeypatch, broken, said):
     from workbench.core.record import Recorder
-    from workbench.measure import blocks, timing
+    from workbench.measure import blocks, processes, timing
 
     device = Device(monkeypatch)
     monkeypatch.setattr(blocks, "Layers", lambda experts, gemm, router_mode: PretendedLayers(device, broken))
@@ -283,7 +281,7 @@ def test_measuring_visits_every_region_and_keeps_its_rows_whatever_the_compiler_
     monkeypatch.setattr(timing, "captured_graph", lambda calls, warmup: SimpleNamespace(replay=calls[0]))
     monkeypatch.setattr("torch.compile", lambda layer, dynamic: f"compiled {layer}")
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
-    monkeypatch.setattr(fig32, "_in_own_process", lambda function, *args: function(*args))
+    monkeypatch.setattr(processes, "in_new_process", lambda function, *args: function(*args))
     params = fig32.CriticalMicrobatchParams(tokens=(1024, 32768), compiled_tokens=(1024,), repeats=12)
     recorder = Recorder("fig32_critical_microbatch", {})
     fig32.measure(params, recorder)
@@ -303,16 +301,6 @@ def test_measuring_visits_every_region_and_keeps_its_rows_whatever_the_compiler_
     assert "interrupted" in compiled if said is None else said in compiled["routed, rowwise"]
     result = fig32.EXPERIMENT.result(params, "live", recorder.tables, recorder.live())
     assert result.checks and result.figure().data
-
-
-def _crash(signal_number: int) -> None:
-    os.kill(os.getpid(), signal_number)
-
-
-def test_a_compiler_that_ends_its_process_takes_no_measurement_with_it():
-    told, found = fig32._in_own_process(_crash, signal.SIGSEGV)
-    assert told == "refused: the process that compiled it crashed" and found is None
-    assert fig32._in_own_process(divmod, 7, 2) == (3, 1)
 
 
 def test_several_layers_stand_side_by_side_and_a_wait_is_said(monkeypatch):

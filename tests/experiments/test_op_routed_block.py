@@ -8,6 +8,7 @@ from workbench.core.experiment import Result
 from workbench.core.record import Recorder
 from workbench.experiments import load, op_routed_block
 from workbench.experiments.op_routed_block import VARIANTS
+from workbench.measure import processes
 
 polars = pytest.importorskip("polars")
 EXPERIMENT = load("op_routed_block")
@@ -78,7 +79,7 @@ def test_rows_pool_starts_and_pair_speedups_within_each(monkeypatch):
         ]
 
     earlier = iter([(30.0, 20.0), (180.0, 200.0)])
-    monkeypatch.setattr(op_routed_block, "in_new_process", lambda params: start(next(earlier)))
+    monkeypatch.setattr(processes, "in_new_process", lambda function, params, timeout_s: start(next(earlier)))
     monkeypatch.setattr(op_routed_block, "visit", lambda params, count: start((60.0, 40.0), count))
     recorder = Recorder("op_routed_block", {})
     _, rowwise = op_routed_block.measure(op_routed_block.RoutedBlockParams(), recorder)

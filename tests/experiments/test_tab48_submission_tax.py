@@ -105,8 +105,6 @@ def test_claims_hold_on_these_samples_and_the_comparison_has_twelve_cells():
     cells = tab48.comparison(found)
     assert len(cells) == 12 and all(c["ahead"] for c in cells)
     assert {c[tab48.REPORT] for c in cells} == {0.66, 2.17, 0.34, 2.03, 0.65, 1.26, 0.32, 1.06, 1.43, 1.42, 1.21, 1.22}
-    targets = {(c["M"], c["input"], c["mode"]): c["target"] for c in cells}
-    assert targets[128, "prequantized", "graph"] == 2.9 and targets[4096, "including_q", "eager"] == 1.3
     assert found.figure().data
 
 

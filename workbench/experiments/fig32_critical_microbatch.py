@@ -85,6 +85,7 @@ def measure(params: CriticalMicrobatchParams, recorder: Any) -> None:
 
     from workbench.measure.blocks import LAYERS, PASSES, Layers
     from workbench.measure.critical import SizeSweep
+    from workbench.measure.processes import ProcessEndedError, in_new_process
     from workbench.measure.regions import spin_cycles_per_us
 
     sweep = SizeSweep(spin_cycles_per_us())
@@ -107,9 +108,11 @@ def measure(params: CriticalMicrobatchParams, recorder: Any) -> None:
     compiled: dict[str, str] = {}
     try:
         for layer in COMPILED if params.compiled_tokens else ():
-            compiled[layer], found = _in_own_process(_measure_compiled, params, layer, sweep.per_us)
-            if found is not None:
+            try:
+                compiled[layer], found = in_new_process(_measure_compiled, params, layer, sweep.per_us)
                 sweep.extend(found)
+            except ProcessEndedError as error:
+                compiled[layer] = f"refused: {error}"
             print(f"{layer}, compiled: {compiled[layer]}, {time.monotonic() - started:.0f} s", flush=True)
     except KeyboardInterrupt:
         compiled["interrupted"] = "while compiling; the rows before it are kept"
@@ -151,19 +154,6 @@ def _measure_one(params: Any, sweep: Any, layers: Any, tokens: int, layer: str, 
     if not waits:
         graph = captured_graph([region.call], warmup=1)
         sweep.add(Key(layer, passes, "replay", tokens), graph.replay, max(4, params.repeats // ROUNDS))
-
-
-def _in_own_process(function: Callable[..., tuple[str, Any]], *args: Any) -> tuple[str, Any]:
-    """Return `function(*args)` of a new process, or what ended that process: a compiler can crash its interpreter."""
-    from concurrent.futures import ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
-
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        try:
-            return pool.submit(function, *args).result()
-        except BrokenProcessPool:
-            return "refused: the process that compiled it crashed", None
 
 
 def _measure_compiled(params: Any, layer: str, per_us: float) -> tuple[str, Any]:

@@ -43,7 +43,8 @@ class RegimesParams(Params):
 
 def measure(params: RegimesParams, recorder: Any) -> None:
     """Time whole steps over process restarts, then capture every variant in this process."""
-    from workbench.measure.regimes import Bench, in_new_process, packed, trace_name
+    from workbench.measure.processes import in_new_process
+    from workbench.measure.regimes import Bench, packed, step_times, trace_name
     from workbench.views.regimes import capture_rows
 
     options = {
@@ -55,7 +56,7 @@ def measure(params: RegimesParams, recorder: Any) -> None:
                  note="one rank: NCCL exchanges with itself, rowwise moves rows in its own memory; the model is one "
                  "rank's share of the report's, with all eight layers")  # fmt: skip
     for process in range(params.processes - 1):
-        _step_rows(recorder, in_new_process(options), process)
+        _step_rows(recorder, in_new_process(step_times, options, timeout_s=120), process)
     bench = Bench(experts=params.experts, grouped_gemm=None)
     config = bench.config
     recorder.set("workload", layers=config.layers, experts=params.experts, top_k=config.block.top_k, shared_experts=1,

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
+from workbench.measure.regimes import VARIANTS
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-VARIANTS = {
-    "synchronized": {"path": "synchronized", "shared_mode": "stream"},
-    "synchronized, wait covered": {"path": "synchronized", "shared_mode": "before_wait"},
-    "synchronized, host loop": {"path": "synchronized", "shared_mode": "stream", "grouped_gemm": "host_loop"},
-    "rowwise": {"path": "rowwise", "shared_mode": "stream"},
-}
 
 TICKS_MS = [digit * 10.0**power for power in range(-2, 5) for digit in (1, 1.5, 2, 3, 5, 7)]
 """Of a log axis that spans about a decade: plotly would write single digits between the powers of ten."""
@@ -43,6 +32,8 @@ class RoutedBlockParams(Params):
 
 def measure(params: RoutedBlockParams, recorder: Any) -> list[dict[str, Any]]:
     """Time every variant over process starts; find its host waits, in this process, in a profile."""
+    from workbench.measure.processes import in_new_process
+
     recorder.set(
         "protocol",
         timer="perf_counter_ns around back-to-back eager calls, device synchronised before and after; per call",
@@ -60,7 +51,9 @@ def measure(params: RoutedBlockParams, recorder: Any) -> list[dict[str, Any]]:
     recorder.set("topology", nodes=1, gpus=1, dp=1, ep_mp=1, microbatch=1, accumulation=1)
     recorder.set("workload", experts=params.num_experts, top_k=8, shared_experts=1, capacity="capacity factor 1.25",
                  layers=8, seeds=[0], mixers="grouped-query attention")  # fmt: skip
-    starts = [in_new_process(params) for _ in range(params.processes - 1)] + [visit(params, count=True)]
+    starts = [in_new_process(visit, params, timeout_s=150) for _ in range(params.processes - 1)] + [
+        visit(params, count=True)
+    ]
     for cells in zip(*starts, strict=True):
         _row(recorder, cells, [_of(start, cells[0]) for start in starts])
     return recorder.rows
@@ -91,42 +84,23 @@ def _row(recorder: Any, cells: Sequence[dict[str, Any]], synchronized: Sequence[
     )  # fmt: skip
 
 
-def in_new_process(params: RoutedBlockParams, timeout_s: float = 150.0) -> list[dict[str, Any]]:
-    """Run `visit` in a fresh interpreter.
-
-    Raises:
-        RuntimeError: it failed; the message carries the end of its error output.
-    """
-    command = [sys.executable, "-m", "workbench.experiments.op_routed_block", json.dumps(dataclasses.asdict(params))]
-    root = str(Path(__file__).resolve().parents[2])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=root, check=False)
-    if done.returncode:
-        raise RuntimeError(f"a restarted measurement failed with {done.returncode}: {done.stderr[-1500:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
 def visit(params: RoutedBlockParams, count: bool = False) -> list[dict[str, Any]]:
     """Return one dict per level, pass, path and size: `times_us`, and with `count` the waits and launches of a call."""
     import torch
-    import torch.distributed as dist
 
-    own_group = not dist.is_initialized()
-    if own_group:
-        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    from workbench.measure.processes import join_as_single_rank
+
+    join_as_single_rank()
     cells: list[dict[str, Any]] = []
-    try:
-        blocks = _blocks(params)
-        for tokens in params.layer_tokens:
-            for passes, calls in _layer_calls(blocks, tokens).items():
-                cells += _cells(params, "layer", passes, tokens, calls, count)
-        del blocks
-        torch.cuda.empty_cache()
-        steps = _steps(params)
-        for tokens in params.step_tokens:
-            cells += _cells(params, "step", "step", tokens, _step_calls(steps, tokens), count)
-    finally:
-        if own_group:
-            dist.destroy_process_group()
+    blocks = _blocks(params)
+    for tokens in params.layer_tokens:
+        for passes, calls in _layer_calls(blocks, tokens).items():
+            cells += _cells(params, "layer", passes, tokens, calls, count)
+    del blocks
+    torch.cuda.empty_cache()
+    steps = _steps(params)
+    for tokens in params.step_tokens:
+        cells += _cells(params, "step", "step", tokens, _step_calls(steps, tokens), count)
     return cells
 
 
@@ -309,7 +283,3 @@ EXPERIMENT = Experiment(
     ),
     recording="2026-11-29_h200_1a32063",
 )
-
-
-if __name__ == "__main__":
-    print(json.dumps(visit(RoutedBlockParams(**json.loads(sys.argv[1])))), flush=True)

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.core.experiment import Check, Experiment, Result
@@ -24,11 +19,9 @@ INPUTS = ("prequantized", "including_q")
 MODES = ("eager", "graph")
 BASELINE = "bf16_grouped"
 REPORT = "report (one B300)"
-TARGETS = {128: (2.3, 2.9, 1.8, 2.4), 4096: (1.6, 1.7, 1.3, 1.5), 32768: (1.65, 1.7, 1.45, 1.5)}
-"""The speedups this project set itself on one H200: M -> prequantized eager and graph, including Q eager and graph."""
 CONVERGED = 0.1
 """Eager and graph speedups that differ by less than this share count as converged."""
-ROWS_M, SWEPT_M = tuple(TARGETS), (16, 64, 512, 2048, 8192, 65536)
+ROWS_M, SWEPT_M = (128, 4096, 32768), (16, 64, 512, 2048, 8192, 65536)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +55,15 @@ def product_cost(M: int, params: Any, variant: str, source: str) -> Cost:
 
 def measure(params: SubmissionTaxParams, recorder: Any) -> list[dict[str, Any]]:
     """Run the protocol in `restarts` fresh processes, one after another, and gather their medians."""
+    from workbench.measure.processes import in_new_process
+    from workbench.measure.table48 import measure_process
+
     processes = []
     for restart in range(params.restarts):
         request = {key: getattr(params, key) for key in ("experts", "k", "n", "seed")}
         request |= {"rows_M": params.rows_M, "swept_M": params.swept_M if restart == 0 else (), "honest": restart == 0}
         request["reverse"] = restart % 2 == 1
-        processes.append(_process(request))
+        processes.append(in_new_process(measure_process, request))
     failures = [f for p in processes for f in p["failures"]]
     ceilings = processes[0]["ceilings"]
     rows = gather(processes, params, ceilings)
@@ -100,16 +96,6 @@ def measure(params: SubmissionTaxParams, recorder: Any) -> list[dict[str, Any]]:
         ceilings=ceilings,
     )
     return recorder.rows
-
-
-def _process(request: Mapping[str, Any]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "samples.json"
-        command = [sys.executable, "-m", "workbench.measure.table48", str(target), json.dumps(request)]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
-        if done.returncode != 0 or not target.exists():
-            raise RuntimeError(f"the measuring process ended with status {done.returncode}:\n{done.stderr[-3000:]}")
-        return json.loads(target.read_text())
 
 
 def gather(processes: Sequence[Mapping[str, Any]], params: Any, ceilings: Mapping[str, float]) -> list[dict[str, Any]]:
@@ -182,43 +168,28 @@ def report_rows(_: Any = None) -> list[dict[str, Any]]:
     """Return the report's twelve cells as tidy rows of variant `report`."""
     from workbench.core.report_tables import printed_rows
 
-    out = []
-    for row in printed_rows(48):
-        for source in INPUTS:
-            for mode in MODES:
-                speedup = float(row[f"{source}_{mode}"])
-                out.append(
-                    {
-                        "M": int(row["rows_M"]),
-                        "input": source,
-                        "variant": "report",
-                        "mode": mode,
-                        "speedup": speedup,
-                        "time_us_p50": None,
-                        "bf16_time_us_p50": None,
-                        "floor_share": None,
-                    }
-                )
-    return out
+    unknown = dict.fromkeys(("time_us_p50", "bf16_time_us_p50", "floor_share"))
+    return [
+        {"M": int(row["rows_M"]), "input": source, "variant": "report", "mode": mode,
+         "speedup": float(row[f"{source}_{mode}"])} | unknown
+        for row in printed_rows(48) for source in INPUTS for mode in MODES
+    ]  # fmt: skip
 
 
 def comparison(result: Result) -> list[dict[str, Any]]:
-    """Return the table as the report prints it, one row a cell: report, ours with its range over restarts, our
-    target, and who is ahead."""
+    """Return the table as the report prints it, one row a cell: report, ours with its range over restarts, and
+    who is ahead."""
     found = {(r["M"], r["input"], r["mode"]): r for r in result.table.to_dicts() if r["variant"] == "ours"}
     out = []
     for cell in report_rows():
         ours = found.get((cell["M"], cell["input"], cell["mode"]))
         out.append(
-            {
-                "M": cell["M"],
-                "input": cell["input"],
-                "mode": cell["mode"],
+            {key: cell[key] for key in ("M", "input", "mode")}
+            | {
                 REPORT: cell["speedup"],
                 "ours": ours and ours["speedup"],
                 "least": ours and ours["speedup_min"],
                 "most": ours and ours["speedup_max"],
-                "target": TARGETS[cell["M"]][2 * INPUTS.index(cell["input"]) + MODES.index(cell["mode"])],
                 "share of floor": ours and ours["floor_share"],
                 "ahead": ours and ours["speedup"] > cell["speedup"],
             }
@@ -269,7 +240,7 @@ def checks(result: Result) -> list[Check]:
 
 
 def _converges(cells: Mapping[tuple[int, str, str], float], whose: str) -> Check:
-    M = max(TARGETS)
+    M = max(ROWS_M)
     claim = f"at M = {M} eager and graph speedups of {whose} converge: less than {CONVERGED:.0%} apart for either input"
     if any((M, source, mode) not in cells for source in INPUTS for mode in MODES):
         return Check(claim, None, f"this table lacks a cell at M = {M}")

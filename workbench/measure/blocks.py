@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.measure.processes import join_as_single_rank
+
 LAYERS = ("dense", "routed, rowwise", "routed, synchronized")
 PASSES = ("forward", "forward + backward")
 LONGEST_SEQUENCE = 8192
@@ -59,8 +61,7 @@ class Layers:
         from moe_kernels.model import DevelopmentModel, ModelConfig, development_config, small_config
         from moe_kernels.transport import VirtualTransport
 
-        if not dist.is_initialized():
-            dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        join_as_single_rank()
         if dist.get_world_size() > 1 and router_mode == "random":
             raise ValueError("router_mode: expected learned or uniform over several ranks, got random: routes change")
         transport = transport if transport is not None else VirtualTransport(1, "cuda")

@@ -1,6 +1,6 @@
 """The development model on its expert-parallel paths: profiler captures cut to one microbatch, and step times.
 
-Standard library and torch only. `python -m workbench.measure.regimes '{...}'` is one process of a repeated measurement.
+Standard library and torch only.
 
 Source: report, Appendix B.5 (Figures 74 and 75).
 """
@@ -12,13 +12,12 @@ import gzip
 import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
+
+from workbench.measure.processes import join_as_single_rank
 
 VARIANTS: dict[str, dict[str, str]] = {
     "synchronized": {"path": "synchronized", "shared_mode": "stream"},
@@ -68,9 +67,7 @@ class Bench:
         from moe_kernels.model import DevelopmentModel, TrainStep, development_config, make_optimizer, small_config
         from moe_kernels.transport import VirtualTransport
 
-        if not dist.is_initialized():
-            # The default device of the group's collectives is this process's only GPU.
-            dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        join_as_single_rank()
         transport = transport if transport is not None else VirtualTransport(1, "cuda")
         self.device = transport.device
         self.meet = meet or self.synchronize
@@ -270,28 +267,10 @@ def packed(trace: Mapping[str, Any]) -> bytes:
     return gzip.compress(json.dumps(scrub(trace), separators=(",", ":")).encode(), 9, mtime=0)
 
 
-def child(options: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
+def step_times(options: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
     """Return step times in ms by ``sequences x length`` and variant, measured in this process."""
     bench = Bench(experts=options["experts"], grouped_gemm=options["grouped_gemm"], seed=options["seed"])
     return {
         f"{sequences} x {length}": bench.times_ms(options["microbatches"], sequences, length, options["visits"])
         for sequences, length in options["sizes"]
     }
-
-
-def in_new_process(options: Mapping[str, Any], timeout_s: float = 120.0) -> dict[str, dict[str, list[float]]]:
-    """Run `child` in a fresh interpreter.
-
-    Raises:
-        RuntimeError: it failed; the message carries the end of its error output.
-    """
-    command = [sys.executable, "-m", "workbench.measure.regimes", json.dumps(options)]
-    root = str(Path(__file__).resolve().parents[2])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=root, check=False)
-    if done.returncode:
-        raise RuntimeError(f"a restarted measurement failed with {done.returncode}: {done.stderr[-1500:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-if __name__ == "__main__":
-    print(json.dumps(child(json.loads(sys.argv[1]))), flush=True)

@@ -35,7 +35,7 @@ class Case:
         direction: `forward`, `backward`, `dgrad` or `wgrad`.
         call: the work; must be capturable unless `waits`.
         cost: its fewest bytes and operations.
-        waits: the host waits inside; then it is timed eagerly and never captured.
+        waits: the host waits inside, which no capture can hold: it is timed eagerly.
         copies: calls in one captured graph.
     """
 
@@ -60,12 +60,12 @@ def dense_rate_TFLOPs(size: int = 8192) -> float:
 
 def measure_sheet(cases: Sequence[Case], params: OpSheetParams, recorder: Any) -> list[dict[str, Any]]:
     """Time all cases in interleaved rounds and record one row each."""
+    from workbench.measure.capture import host_waits
     from workbench.measure.timing import (
         captured_graph,
         copy_bandwidth_GBps,
         eager_device_us,
         interleaved,
-        launches,
         percentile,
         submit_us,
         summary,
@@ -99,7 +99,7 @@ def measure_sheet(cases: Sequence[Case], params: OpSheetParams, recorder: Any) -
     for name, (case, _, copies) in runs.items():
         samples = [t / copies for t in times[name]]
         recorder.samples(f"{name} time_us", samples)
-        submitted = submit_us(case.call, repeats=10)
+        submitted, found = submit_us(case.call, repeats=10), host_waits(case.call)
         recorder.samples(f"{name} submit_us", submitted)
         median = percentile(samples, 0.5)
         floor = case.cost.floor_us(copy_GBps, dense_TFLOPs)
@@ -109,8 +109,8 @@ def measure_sheet(cases: Sequence[Case], params: OpSheetParams, recorder: Any) -
             direction=case.direction,
             **summary(samples),
             submit_us_p50=round(percentile(submitted, 0.5), 3),
-            launches=launches(case.call),
-            host_waits=case.waits,
+            launches=found.launches,
+            host_waits=len(found),
             bytes=case.cost.bytes,
             flop=case.cost.flop,
             GBps=round(case.cost.bytes / median / 1e3, 2),

@@ -1,20 +1,15 @@
 """Times of MXFP8 expert products against BF16, one process: the protocol of Table 48 and an honest one beside it.
 
-`python -m workbench.measure.table48 OUT.json '{"rows_M": [128], ...}'` writes raw samples. Standard library, torch
-and triton only.
+Standard library, torch and triton only.
 
 Source: report, Appendix B.6, Table 48.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from workbench.core.files import replace_file
 from workbench.measure import timing
 
 PREQUANTIZED, INCLUDING_Q = "prequantized", "including_q"
@@ -27,10 +22,10 @@ warms, which must not decide a ratio."""
 BASELINE = "bf16_grouped"
 SWEPT = (BASELINE, "ours", "multi_launch")
 RESTARTED = (*SWEPT, "ours_canonical", "torch_fp8_fast")
+"""Variants of the swept rows, and those timed in every process; the first process times all on the table's rows."""
 WRONG = 2.5e-3
 """Relative error against FP64 from which a result counts as wrong: a BF16 output costs 1.7e-3, and sums left to the
 tensor core 2.0e-3 in all."""
-"""Variants of the swept rows, and those timed in every process; the first process times all on the table's rows."""
 
 
 def calls(
@@ -235,14 +230,3 @@ def measure_process(request: dict[str, Any]) -> dict[str, Any]:
         del found
         torch.cuda.empty_cache()
     return out
-
-
-def main() -> None:
-    """Write the samples of one process to the file named first."""
-    target = Path(sys.argv[1])
-    text = json.dumps(measure_process(json.loads(sys.argv[2])))
-    replace_file(target, text)
-
-
-if __name__ == "__main__":
-    main()
