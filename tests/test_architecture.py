@@ -142,6 +142,41 @@ def test_no_private_name_is_imported() -> None:
     assert bad == []
 
 
+def private_torch(tree: ast.AST) -> Iterator[str]:
+    """Yield every name of torch's that begins with an underscore: of an attribute or of an import."""
+    for node in ast.walk(tree):
+        found = [ast.unparse(node)] if isinstance(node, ast.Attribute) else []
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in found:
+            if re.fullmatch(r"torch\.[\w.]*", name) and re.search(r"\._[^_]", name):
+                yield name
+
+
+def test_private_names_of_torch_stand_in_one_module() -> None:
+    """Torch may rename them in any release: one file to look at then."""
+    seen = "torch._C.f()\nimport torch._dynamo\nfrom torch import _foreach_add\ntorch.__version__\nx._version\n"
+    assert {*private_torch(ast.parse(seen))} == {"torch._C", "torch._C.f", "torch._dynamo", "torch._foreach_add"}
+    kernels = [p for p in SOURCES if within(module_of(p), "moe_kernels")]
+    where = {p.name for p in kernels if any(private_torch(ast.parse(p.read_text(encoding="utf-8"))))}
+    assert where == {"_compat.py"}
+
+
+def test_kernels_refuse_second_derivatives_in_one_way() -> None:
+    """A backward of kernels asks `check_first_order`; others are plain torch, differentiable any number of times."""
+    plain = {"_PermuteRows", "_BackwardBegins", "_BackwardEnds"}
+    refusing: dict[str, bool] = {}
+    for path in SOURCES:
+        text = path.read_text(encoding="utf-8")
+        assert "once_differentiable" not in text, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef) and "torch.autograd.Function" in map(ast.unparse, node.bases):
+                refusing[node.name] = "check_first_order(" in ast.unparse(node)
+    assert len(refusing) > 9 and {name for name, does in refusing.items() if not does} == plain
+
+
 @pytest.mark.parametrize(("who", "where", "banned"), FORBIDDEN, ids=lambda v: v if isinstance(v, str) else "")
 def test_imports_go_one_way(who: str, where: str, banned: tuple[str, ...]) -> None:
     mine = [p for p in SOURCES if within(module_of(p), who)]

@@ -61,3 +61,8 @@ def current_device() -> int:
 def current_stream_address(device: int) -> int:
     """Handle of the current stream of CUDA device `device`; a public Stream object costs the host several us."""
     return torch._C._cuda_getCurrentRawStream(device)
+
+
+def copy_each(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy each source over its target in a few launches for all of them; a loop would launch one copy a tensor."""
+    torch._foreach_copy_(targets, sources)

@@ -1,4 +1,4 @@
-"""The table of every rank's buffer that rowwise dispatch and combine address."""
+"""The table of every rank's buffer that rowwise dispatch and combine address, and what they ask of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from moe_kernels._launch import FLOATS, check_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +78,25 @@ def peer_table(tensors: Sequence[torch.Tensor], device: torch.device | None = No
             )
     ptrs = torch.tensor([t.data_ptr() for t in tensors], dtype=torch.int64, device=device)
     return PeerTable(tuple(t.detach() for t in tensors), ptrs)
+
+
+def check_maps(dst_rank: torch.Tensor, dst_row: torch.Tensor, tokens: int, device: torch.device) -> None:
+    """Check the two int32 [T, K] maps against T and the device."""
+    check_tensor("dst_rank", dst_rank, shape=(tokens, None), dtypes=(torch.int32,), device=device, contiguous=True)
+    check_tensor("dst_row", dst_row, shape=tuple(dst_rank.shape), dtypes=(torch.int32,), device=device, contiguous=True)
+
+
+def check_table(name: str, peers: PeerTable) -> None:
+    """Check that a table of buffers is one, and that its rows are of a float dtype."""
+    if not isinstance(peers, PeerTable):
+        raise TypeError(f"{name} must be a PeerTable; got {type(peers).__name__}")
+    if peers.dtype not in FLOATS:
+        raise TypeError(f"{name} must hold rows of dtype {' or '.join(map(str, FLOATS))}; got {peers.dtype}")
+
+
+def check_peers(name: str, peers: PeerTable, dtype: torch.dtype, width: int, device: torch.device) -> None:
+    """Check a table of buffers, which `check_table` has passed, against the rows' dtype, width and device."""
+    if peers.dtype is not dtype or peers.width != width:
+        raise ValueError(f"{name} must hold rows of {width} {dtype}; got {peers.width} {peers.dtype}")
+    if peers.ptrs.device != device:
+        raise ValueError(f"{name}: its address table must be on {device}; got {peers.ptrs.device}")

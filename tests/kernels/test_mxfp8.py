@@ -11,7 +11,7 @@ import sys
 
 import pytest
 import torch
-from moe_kernels import mxfp8
+from moe_kernels import _compat, mxfp8
 from moe_kernels.mxfp8 import api, blackwell, cuda, linear, reference
 from moe_kernels.mxfp8 import rows as row_ops
 from moe_kernels.swiglu import swiglu
@@ -495,8 +495,8 @@ def recorded(monkeypatch) -> Recorded:
     monkeypatch.setattr(row_ops, "pick_impl", lambda impl, device, misfit=None: impl or "reference")
     for module in (api, row_ops):
         monkeypatch.setattr(module, "stream_of", lambda device: 0)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 7, raising=False)
+    monkeypatch.setattr(_compat, "current_stream_address", lambda index: 0)
+    monkeypatch.setattr(_compat, "current_device", lambda: 7)
     monkeypatch.setattr(api, "_PLANS", {})
     return lib
 

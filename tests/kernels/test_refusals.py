@@ -136,7 +136,7 @@ def test_a_second_derivative_is_refused(name, impl, device):
         pytest.skip("the router's reference is plain PyTorch, differentiable any number of times")
     function, shape = known[name]
     x = torch.randn(*shape, device=device, requires_grad=True)
-    with pytest.raises(RuntimeError, match=r"no second derivative|once_differentiable"):
+    with pytest.raises(RuntimeError, match="has no second derivative"):
         (grad,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
         grad.sum().backward()
     if name == "rowwise":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from moe_kernels._launch import check_first_order
 from moe_kernels.combine import combine, combine_backward
 from moe_kernels.dispatch import dispatch
 from moe_kernels.grouped_gemm import grouped_gemm, grouped_gemm_wgrad
@@ -99,7 +100,6 @@ class _RowwiseExperts(torch.autograd.Function):
         return combined
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
         plan: RowwisePlan = ctx.plan
         lease = plan.lease
@@ -117,6 +117,7 @@ class _RowwiseExperts(torch.autograd.Function):
 
     @staticmethod
     def _gradients(ctx, *grads):
+        check_first_order("the rowwise path of a routed block")
         plan: RowwisePlan = ctx.plan
         lease, transport, ranks = plan.lease, plan.transport, len(plan.maps)
         up_gate, down, *saved = ctx.saved_tensors

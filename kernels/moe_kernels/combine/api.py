@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from moe_kernels._launch import FLOATS, check_no_grad, check_tensor, resolve_impl
-from moe_kernels.dispatch.api import check_maps, check_peers, check_table
-from moe_kernels.peers import PeerTable
+from moe_kernels.peers import PeerTable, check_maps, check_peers, check_table
 
 
 def combine(

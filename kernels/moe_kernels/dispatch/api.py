@@ -5,29 +5,7 @@ from __future__ import annotations
 import torch
 
 from moe_kernels._launch import FLOATS, check_no_grad, check_tensor, resolve_impl
-from moe_kernels.peers import PeerTable
-
-
-def check_maps(dst_rank: torch.Tensor, dst_row: torch.Tensor, tokens: int, device: torch.device) -> None:
-    """Check the two int32 [T, K] maps against T and the device."""
-    check_tensor("dst_rank", dst_rank, shape=(tokens, None), dtypes=(torch.int32,), device=device, contiguous=True)
-    check_tensor("dst_row", dst_row, shape=tuple(dst_rank.shape), dtypes=(torch.int32,), device=device, contiguous=True)
-
-
-def check_table(name: str, peers: PeerTable) -> None:
-    """Check that a table of buffers is one, and that its rows are of a float dtype."""
-    if not isinstance(peers, PeerTable):
-        raise TypeError(f"{name} must be a PeerTable; got {type(peers).__name__}")
-    if peers.dtype not in FLOATS:
-        raise TypeError(f"{name} must hold rows of dtype {' or '.join(map(str, FLOATS))}; got {peers.dtype}")
-
-
-def check_peers(name: str, peers: PeerTable, dtype: torch.dtype, width: int, device: torch.device) -> None:
-    """Check a table of buffers, which `check_table` has passed, against the rows' dtype, width and device."""
-    if peers.dtype is not dtype or peers.width != width:
-        raise ValueError(f"{name} must hold rows of {width} {dtype}; got {peers.width} {peers.dtype}")
-    if peers.ptrs.device != device:
-        raise ValueError(f"{name}: its address table must be on {device}; got {peers.ptrs.device}")
+from moe_kernels.peers import PeerTable, check_maps, check_peers, check_table
 
 
 def dispatch(

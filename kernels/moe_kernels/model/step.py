@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
+from moe_kernels import _compat
 from moe_kernels.model.api import DevelopmentModel
 
 
@@ -81,7 +82,8 @@ class TrainStep:
         grads = _grads(self.replicated)
         flat = torch.cat([g.reshape(-1) for g in grads])
         dist.all_reduce(flat, group=self.group)
-        torch._foreach_copy_(grads, [part.view_as(g) for part, g in zip(flat.split([g.numel() for g in grads]), grads)])
+        parts = flat.split([g.numel() for g in grads])
+        _compat.copy_each(grads, [part.view_as(g) for part, g in zip(parts, grads)])
 
     @torch.no_grad()
     def _clip(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from moe_kernels import _compat
 from moe_kernels._launch import (
     check_no_grad,
     check_offsets,
@@ -170,7 +171,7 @@ def grouped_gemm(
         except TypeError:  # an option that cannot be hashed: the checks below name it
             key = found = None
         if found is not None and found[1] == out.get_device():
-            found[0].run(torch._C._cuda_getCurrentRawStream(found[1]))
+            found[0].run(_compat.current_stream_address(found[1]))
             return out
     if accumulate not in ("promoted", "fast"):
         raise ValueError(f"accumulate must be 'promoted' or 'fast'; got {accumulate!r}")
@@ -355,7 +356,7 @@ def prepare(
     plan, index = found
 
     def call() -> torch.Tensor:
-        plan.run(torch._C._cuda_getCurrentRawStream(index))
+        plan.run(_compat.current_stream_address(index))
         return out
 
     call.tensors = (a, w, ends, scratch)  # type: ignore[attr-defined]  # keeps the addresses valid
