@@ -12,13 +12,17 @@ import json
 import os
 import resource
 import statistics
+import sys
 import tempfile
 import time
+from pathlib import Path
 
 from workbench.core.record import load_recording
 from workbench.experiments.tool_first_look import RECORDING
 from workbench.traces.folder import analyse_folder
-from workbench.traces.synthetic import make_ranks
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "traces"))
+from rank_files import make_ranks
 
 SOURCE = "long.json.gz"
 

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from rank_files import make_ranks
 from typer.testing import CliRunner
 
 from workbench.core.record import data_root
@@ -23,7 +24,6 @@ from workbench.traces.folder import (
     outlier_ranks,
     step_skew,
 )
-from workbench.traces.synthetic import make_ranks
 
 
 @pytest.fixture(scope="module")
