@@ -149,6 +149,17 @@ def test_records_without_an_end_are_dropped_and_counted(tmp_path):
     assert len(trace.ops) == 4 and trace.dropped["dropped_records"] >= 2
 
 
+def test_ids_that_are_no_numbers_are_counted(tmp_path):
+    path = export(tmp_path)
+    db = sqlite3.connect(path)
+    db.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET correlationId = 'x' WHERE correlationId = 4")
+    db.commit()
+    db.close()
+    trace = read(path)
+    assert (trace.ops.launch < 0).sum() == 1 and trace.dropped["out_of_range_ids"] == 1
+    assert verify_trace(trace).exit_code != 0
+
+
 def test_a_mark_leaves_no_hole(tmp_path):
     path = export(tmp_path)
     db = sqlite3.connect(path)

@@ -17,8 +17,9 @@ from kineto_files import call, event, kernel, launch, text, write
 
 from workbench.traces import TraceError, read, read_folder
 from workbench.traces import kineto as module
+from workbench.traces.build import Builder, link
 from workbench.traces.digits import parse_us
-from workbench.traces.trace import PYTHON, Calls, resolve_links
+from workbench.traces.trace import PYTHON, Calls, DeviceOps
 from workbench.traces.verify import verify_trace
 
 PAIR = [launch(0, 5_000, 1), kernel(8_000, 20_000, 1), launch(30_000, 35_000, 2), kernel(40_000, 47_000, 2)]
@@ -89,7 +90,7 @@ def test_times_names_and_links(tmp_path):
     trace = read(write(tmp_path, PAIR))
     assert trace.ops.start_ns.tolist() == [8_000, 40_000]
     assert trace.ops.end_ns.tolist() == [20_000, 47_000]
-    assert [trace.name(trace.calls.name[i]) for i in trace.ops.launch] == ["cudaLaunchKernel"] * 2
+    assert [trace.names[trace.calls.name[i]] for i in trace.ops.launch] == ["cudaLaunchKernel"] * 2
     assert trace.processes == [100] and trace.rank == 0 and trace.dropped == {}
 
 
@@ -282,6 +283,13 @@ def test_ids_shared_by_calls_of_a_process_are_counted_as_guesses(tmp_path):
     assert trace.calls.start_ns[trace.ops.launch].tolist() == [0, 10_000, 20_000, 30_000, 40_000]
 
 
+def operations(start, process, device, correlation):
+    """Device operations of no length."""
+    builder = Builder("")
+    builder.add(DeviceOps, start_ns=start, end_ns=start, process=process, device=device, correlation=correlation)
+    return DeviceOps(**builder.chunks[DeviceOps][0])
+
+
 CALLS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 2), st.integers(-1, 5)), max_size=14)
 OPS = st.lists(st.tuples(st.integers(0, 60), st.integers(-1, 2), st.integers(0, 1), st.integers(-1, 6)), max_size=10)
 
@@ -297,8 +305,7 @@ def test_links_agree_with_a_slow_search(call_rows, op_rows):
     calls = Calls(start, start + 1, zeros, zeros, process.astype(np.int32), zeros, ids)
     rows = sorted(op_rows)
     columns = (np.array(c, np.int64) for c in zip(*rows)) if rows else [np.empty(0, np.int64)] * 4
-    ops = dict(zip(("start_ns", "process", "device", "correlation"), columns))
-    found, guessed = resolve_links({k: v.copy() for k, v in ops.items()}, calls)
+    found, guessed = link(operations(*columns), calls)
 
     def candidates(row):
         _, own, _, wanted = row
@@ -314,7 +321,7 @@ def test_links_agree_with_a_slow_search(call_rows, op_rows):
             chosen = [j for j in chosen if process[j] == home] or chosen
         expected_guesses += len(chosen) > 1
         before = [int(start[j]) for j in chosen if start[j] <= at]
-        launch_row = int(found["launch"][i])
+        launch_row = int(found.launch[i])
         if not chosen:
             assert launch_row == -1
         else:
@@ -326,10 +333,10 @@ def test_one_id_for_everything_stays_linear():
     n = 200_000
     start, zeros = np.arange(n) * 10, np.zeros(n, np.int32)
     calls = Calls(start, start + 1, zeros, zeros, zeros, zeros, np.ones(n, np.int64))
-    ops = {"start_ns": start + 5, "process": zeros - 1, "device": zeros, "correlation": np.ones(n, np.int64)}
+    ops = operations(start + 5, zeros - 1, zeros, np.ones(n, np.int64))
     begin = time.monotonic()
-    found, guessed = resolve_links(ops, calls)
-    assert time.monotonic() - begin < 10 and guessed == n and (found["launch"] == np.arange(n)).all()
+    found, guessed = link(ops, calls)
+    assert time.monotonic() - begin < 10 and guessed == n and (found.launch == np.arange(n)).all()
 
 
 STRAYS = {"5": 1, '"x"': 1, "null": 1, "true": 1, "-1.5e3": 1, '[1, {"a": 2}]': 1, '{"name": "no phase"}': 1,

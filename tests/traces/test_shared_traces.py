@@ -76,7 +76,7 @@ def test_sixty_blocking_reads(traces: Path):
 def test_twelve_graph_launches_own_5046_kernels(traces: Path):
     analysis = Analysis(read(traces / "v100_cuda_graphs.json.gz"))
     trace = analysis.trace
-    graph = [i for i in analysis.launches if trace.name(trace.calls.name[i]) == "cudaGraphLaunch"]
+    graph = [i for i in analysis.launches if trace.names[trace.calls.name[i]] == "cudaGraphLaunch"]
     owned = Counter(trace.ops.launch.tolist())
     assert len(graph) == 12 and sum(owned[i] for i in graph) == 5046
 

@@ -9,21 +9,11 @@ import re
 
 import numpy as np
 
+from workbench.traces.build import AMBIGUOUS_LINKS
 from workbench.traces.idle import UNKNOWN, Analysis, Window
 from workbench.traces.lookup import Locator
 from workbench.traces.summary import UNLINKED_SHARE, empty_graph_launches
-from workbench.traces.trace import (
-    AMBIGUOUS_LINKS,
-    COPY,
-    CPU_OP,
-    D2H,
-    GRAPH_LAUNCH,
-    KERNEL,
-    NONE,
-    OTHER_CALL,
-    OTHER_COPY,
-    PAGEABLE,
-)
+from workbench.traces.trace import COPY, CPU_OP, D2H, GRAPH_LAUNCH, KERNEL, NONE, OTHER_CALL, OTHER_COPY, PAGEABLE
 from workbench.traces.waits import (
     COPY_CALL,
     FINAL_SYNC,

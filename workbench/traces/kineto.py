@@ -18,12 +18,18 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
+from workbench.traces.build import Builder
 from workbench.traces.digits import parse_us
 from workbench.traces.repair import first_value, mend, skip_strays
-from workbench.traces.scalars import copy_kind, host_memory, int32, label, number
 from workbench.traces.trace import (
     COPY,
-    NONE,
+    D2D,
+    D2H,
+    H2D,
+    NEVER,
+    OTHER_COPY,
+    PAGEABLE,
+    PINNED,
     UNKNOWN_MEMORY,
     Calls,
     DeviceOps,
@@ -32,14 +38,10 @@ from workbench.traces.trace import (
     Trace,
     TraceError,
     call_kind,
-    freeze_names,
-    link,
-    table_from_chunks,
 )
 
 BLOCK_BYTES = 512 << 10
 MAX_EVENT_BYTES = 64 << 20
-_INT64 = 1 << 63
 
 # Order: device operations (KERNEL, COPY, SET), calls, spans (CPU_OP, PYTHON, RANGE), synchronisation records.
 _KERNEL, _COPY, _SET, _CALL, _OP, _PYTHON, _RANGE, _SYNC = range(8)
@@ -60,7 +62,7 @@ _CLASS = {
     "user_annotation": _RANGE,
     "cuda_sync": _SYNC,
 }
-
+_DIRECTIONS = {D2H: ("DtoH", "DeviceToHost"), H2D: ("HtoD", "HostToDevice"), D2D: ("DtoD", "DeviceToDevice")}
 
 _OTHER_PHASES = frozenset("iIRCPbneSTpFstfNODvVca()")
 """Phases of the format that hold neither calls nor operations: marks, counters, flows, objects."""
@@ -89,6 +91,7 @@ class _Event(msgspec.Struct, gc=False):
     args: _Args | None = None
 
 
+_NO_ARGS = _Args()
 _decode_events = msgspec.json.Decoder(list[_Event]).decode
 _decode_event = msgspec.json.Decoder(_Event).decode
 
@@ -109,7 +112,7 @@ def read_kineto(path: str | Path) -> Trace:
     finally:
         if was_enabled:
             gc.enable()
-    return builder.finish()
+    return builder.trace()
 
 
 def _open(path: Path) -> BinaryIO:
@@ -224,7 +227,7 @@ def _decode_block(block: bytes, builder: _Builder) -> None:
         events = _decode_events(b"[" + block + b"]")
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
         events = _repair_block(block, builder)
-    builder.add(events)
+    builder.read_events(events)
 
 
 def _decode_last(block: bytes, builder: _Builder) -> None:
@@ -242,9 +245,9 @@ def _decode_last(block: bytes, builder: _Builder) -> None:
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
             continue
         builder.read_rest(after)
-        builder.add(events)
+        builder.read_events(events)
         return
-    builder.add(_repair_block(block, builder, last=True))
+    builder.read_events(_repair_block(block, builder, last=True))
 
 
 def _repair_block(block: bytes, builder: _Builder, last: bool = False) -> list[_Event]:
@@ -293,7 +296,7 @@ def _salvage(piece: bytes) -> tuple[_Event | None, bool, str]:
         return None, False, ""
 
 
-class _Ids(dict):
+class _Rows(dict):
     """Row of each process or thread as written; one that is written as text and as a number has one row."""
 
     def __init__(self, rows: dict[Any, int]) -> None:
@@ -301,36 +304,20 @@ class _Ids(dict):
         self.rows = rows
 
     def __missing__(self, key: Any) -> int:
-        same = tuple(map(number, key)) if isinstance(key, tuple) else number(key)
+        same = tuple(map(_number, key)) if isinstance(key, tuple) else _number(key)
         self[key] = self.rows.setdefault(same, len(self.rows))
         return self[key]
 
 
-class _Builder:
-    """Collects typed columns block by block."""
+class _Builder(Builder):
+    """Sorts events into the tables, block by block."""
 
     def __init__(self, source: str) -> None:
-        self.source = source
-        self.metadata: dict[str, Any] = {}
-        self.dropped: dict[str, int] = {}
-        self.warnings: list[str] = []
-        self.names: dict[str, int] = {}
-        self.processes: dict[Any, int] = {}
-        self.threads: dict[tuple[Any, Any], int] = {}
-        self.process_ids, self.thread_ids = _Ids(self.processes), _Ids(self.threads)
-        self.thread_names: dict[tuple[Any, Any], str] = {}
-        self.chunks: dict[str, list[dict[str, np.ndarray]]] = {"ops": [], "calls": [], "spans": [], "syncs": []}
+        super().__init__(source)
+        self.process_rows, self.thread_rows = _Rows(self.processes), _Rows(self.threads)
         self.unknown_phases: set[str] = set()
         self.other_categories: dict[str, int] = {}
         self.stream_ended = False
-
-    def count(self, reason: str, n: int = 1) -> None:
-        if n:
-            self.dropped[reason] = self.dropped.get(reason, 0) + int(n)
-
-    def warn(self, text: str) -> None:
-        if text not in self.warnings:
-            self.warnings.append(text)
 
     def read_metadata(self, raw: bytes) -> bool:
         """Merge top-level fields; False where the bytes are no JSON object."""
@@ -361,7 +348,8 @@ class _Builder:
         self.count("second_document")
         self.warn("the file holds more than one list of events (documents joined?): give each one in a file of its own")
 
-    def add(self, events: list[_Event]) -> None:
+    def read_events(self, events: list[_Event]) -> None:
+        """Keep the events that are operations, calls, spans or synchronisation records; count what may be one."""
         kept: list[_Event] = []
         codes: list[int] = []
         known, other = _CLASS.get, self.other_categories
@@ -380,7 +368,8 @@ class _Builder:
                     if lost_id or (isinstance(event.name, str) and call_kind(event.name)):
                         self.count("unknown_category")
             elif event.ph == "M":
-                self._meta_event(event)
+                if event.name == "thread_name" and event.args is not None and isinstance(event.args.name, str):
+                    self.thread_names[_number(event.pid), _number(event.tid)] = event.args.name
             elif event.ph in ("B", "E"):
                 self.unknown_phases.add(event.ph)
                 if event.ph == "B" and event.cat is not None and _category(event.cat) is not None:
@@ -392,139 +381,89 @@ class _Builder:
         if not kept:
             return
         kept, code, start, end = self._times(kept, np.array(codes, np.uint8))
-        columns = {"start_ns": start, "end_ns": end, "name": self._name_ids(kept)}
-        for first, last, add in (
-            (_KERNEL, _SET, self._add_ops),
-            (_CALL, _CALL, self._add_calls),
-            (_OP, _RANGE, self._add_spans),
-            (_SYNC, _SYNC, self._add_syncs),
+        name = self.name_ids(e.name for e in kept)
+        for table, first, last, columns in (
+            (DeviceOps, _KERNEL, _SET, self._op_columns),
+            (Calls, _CALL, _CALL, self._call_columns),
+            (Spans, _OP, _RANGE, self._span_columns),
+            (SyncRecords, _SYNC, _SYNC, self._sync_columns),
         ):
             rows = np.flatnonzero((code >= first) & (code <= last))
             if len(rows):
-                add([kept[i] for i in rows.tolist()], code[rows] - first, {k: v[rows] for k, v in columns.items()})
-
-    def _meta_event(self, event: _Event) -> None:
-        if event.name == "thread_name" and event.args is not None and isinstance(event.args.name, str):
-            self.thread_names[number(event.pid), number(event.tid)] = event.args.name
+                kind = code[rows] - first
+                own = columns([kept[i] for i in rows.tolist()], kind)
+                self.add(table, start_ns=start[rows], end_ns=end[rows], name=name[rows], kind=kind, **own)
 
     def _times(self, events: list[_Event], code: np.ndarray) -> tuple[list[_Event], np.ndarray, np.ndarray, np.ndarray]:
-        n = len(events)
+        """(events with usable times, their classes, starts and ends in ns); the others are counted."""
         texts = [b"x" if e.ts is _ABSENT else e.ts for e in events]
         texts += [b"0" if e.dur is _ABSENT else e.dur for e in events]
-        both = parse_us(texts)
-        start, duration = both[:n], both[n:]
-        bad = np.iinfo(np.int64).min
-        unusable = (start == bad) | (duration == bad)
+        start, duration = np.split(parse_us(texts), 2)
+        unusable = (start == NEVER) | (duration == NEVER)
         negative = (duration < 0) & ~unusable
-        # CUPTI writes zero times for operations whose record never completed.
-        zero = (start == 0) & (duration == 0) & (code <= _SET)
-        drop = unusable | negative | zero
-        self.count("zero_time_calls", int(((start == 0) & (duration == 0) & (code == _CALL)).sum()))
-        missing = [i for i, e in enumerate(events) if e.dur is _ABSENT]
-        self.count("missing_duration", int((code[missing] <= _CALL).sum()) if missing else 0)
-        if drop.any():
-            self.count("unusable_time", int(unusable.sum()))
-            self.count("negative_duration", int(negative.sum()))
-            self.count("zero_time_ops", int(zero.sum()))
-            self.count("zero_time_copies", int((zero & (code == _COPY)).sum()))
-            keep = ~drop
+        timeless = (start == 0) & (duration == 0)
+        zero = timeless & (code <= _SET)  # CUPTI writes zero times for operations whose record never completed
+        absent = np.array([e.dur is _ABSENT for e in events])
+        for reason, rows in (
+            ("zero_time_calls", timeless & (code == _CALL)),
+            ("missing_duration", absent & (code <= _CALL)),
+            ("unusable_time", unusable),
+            ("negative_duration", negative),
+            ("zero_time_ops", zero),
+            ("zero_time_copies", zero & (code == _COPY)),
+        ):
+            self.count(reason, int(rows.sum()))
+        keep = ~(unusable | negative | zero)
+        if not keep.all():
             events = [e for e, k in zip(events, keep.tolist()) if k]
             code, start, duration = code[keep], start[keep], duration[keep]
         return events, code, start, start + duration
 
-    def _name_ids(self, events: list[_Event]) -> np.ndarray:
-        ids = self.names
-        intern = ids.setdefault
-        return np.fromiter(
-            (intern(e.name if type(e.name) is str else str(e.name), len(ids)) for e in events), np.int32, len(events)
-        )
-
-    def _thread_ids(self, events: list[_Event]) -> np.ndarray:
-        ids = self.thread_ids
-        return np.fromiter((ids[e.pid, e.tid] for e in events), np.int32, len(events))
-
-    def _process_ids(self, events: list[_Event]) -> np.ndarray:
-        ids = self.process_ids
-        return np.fromiter((ids[e.pid] for e in events), np.int32, len(events))
-
-    def _add_ops(self, events: list[_Event], kind: np.ndarray, columns: dict[str, np.ndarray]) -> None:
-        empty = _Args()
-        args = [e.args or empty for e in events]
-        n = len(events)
-        device = _integers([e.pid if a.device is None else a.device for a, e in zip(args, events)], self)
-        columns |= {
-            "kind": kind,
-            "copy_kind": np.zeros(n, np.uint8),
-            "host_memory": np.full(n, UNKNOWN_MEMORY, np.int8),
-            "size_bytes": _integers([a.size for a in args], self),
-            "process": np.full(n, NONE, np.int32),
-            "device": int32(device),
-            "stream": _integers([e.tid if a.stream is None else a.stream for a, e in zip(args, events)], self),
-            "correlation": _integers([a.correlation for a in args], self),
-            "launch": np.full(n, NONE, np.int64),
-        }
+    def _op_columns(self, events: list[_Event], kind: np.ndarray) -> dict[str, Any]:
+        args = [e.args or _NO_ARGS for e in events]
+        copy_kind = np.zeros(len(events), np.uint8)
+        memory = np.full(len(events), UNKNOWN_MEMORY, np.int8)
         for i in np.flatnonzero(kind == COPY).tolist():
             name = str(events[i].name)
-            columns["copy_kind"][i] = copy_kind(f"{name} {args[i].kind or ''}")
-            columns["host_memory"][i] = host_memory(name)
-        self.chunks["ops"].append(columns)
+            copy_kind[i], memory[i] = _copy_kind(f"{name} {args[i].kind or ''}"), _host_memory(name)
+        return {
+            "copy_kind": copy_kind,
+            "host_memory": memory,
+            "size_bytes": self.integers([a.size for a in args]),
+            "device": self.integers([e.pid if a.device is None else a.device for a, e in zip(args, events)]),
+            "stream": self.integers([e.tid if a.stream is None else a.stream for a, e in zip(args, events)]),
+            "correlation": self.integers([a.correlation for a in args]),
+        }
 
-    def _add_calls(self, events: list[_Event], kind: np.ndarray, columns: dict[str, np.ndarray]) -> None:
+    def _call_columns(self, events: list[_Event], kind: np.ndarray) -> dict[str, Any]:
         self.count("calls_without_thread", sum(e.pid is None or e.tid is None for e in events))
-        columns |= {
-            "kind": kind,
-            "process": self._process_ids(events),
-            "thread": self._thread_ids(events),
-            "correlation": _integers([e.args.correlation if e.args else None for e in events], self),
+        return {
+            "process": [self.process_rows[e.pid] for e in events],
+            "thread": [self.thread_rows[e.pid, e.tid] for e in events],
+            "correlation": self.integers([(e.args or _NO_ARGS).correlation for e in events]),
         }
-        self.chunks["calls"].append(columns)
 
-    def _add_spans(self, events: list[_Event], kind: np.ndarray, columns: dict[str, np.ndarray]) -> None:
-        self.chunks["spans"].append(columns | {"kind": kind, "thread": self._thread_ids(events)})
+    def _span_columns(self, events: list[_Event], kind: np.ndarray) -> dict[str, Any]:
+        return {"thread": [self.thread_rows[e.pid, e.tid] for e in events]}
 
-    def _add_syncs(self, events: list[_Event], kind: np.ndarray, columns: dict[str, np.ndarray]) -> None:
-        empty = _Args()
-        args = [e.args or empty for e in events]
-        device = _integers([e.pid if a.device is None else a.device for a, e in zip(args, events)], self)
-        columns |= {
-            "process": np.full(len(kind), NONE, np.int32),
-            "device": int32(device),
-            "stream": _integers([a.stream for a in args], self),
-            "correlation": _integers([a.correlation for a in args], self),
-            "wait_stream": _integers([a.wait_stream for a in args], self),
-            "wait_correlation": _integers([a.wait_correlation for a in args], self),
+    def _sync_columns(self, events: list[_Event], kind: np.ndarray) -> dict[str, Any]:
+        args = [e.args or _NO_ARGS for e in events]
+        return {
+            "device": self.integers([e.pid if a.device is None else a.device for a, e in zip(args, events)]),
+            "stream": self.integers([a.stream for a in args]),
+            "correlation": self.integers([a.correlation for a in args]),
+            "wait_stream": self.integers([a.wait_stream for a in args]),
+            "wait_correlation": self.integers([a.wait_correlation for a in args]),
         }
-        self.chunks["syncs"].append(columns)
 
-    def finish(self) -> Trace:
-        calls = table_from_chunks(Calls, self.chunks["calls"])
-        spans = table_from_chunks(Spans, self.chunks["spans"])
-        syncs = table_from_chunks(SyncRecords, self.chunks["syncs"])
-        ops = table_from_chunks(DeviceOps, self.chunks["ops"])
-        names = list(self.names)
-        calls = freeze_names(names, calls)
-        ops = link(ops, calls, self.dropped, self.warnings)
-        threads: list[tuple[int, int | str, str]] = []
-        for pid, tid in self.threads:
-            process = self.processes.setdefault(pid, len(self.processes))
-            threads.append((process, label(tid), self.thread_names.get((pid, tid), "")))
+    def trace(self) -> Trace:
+        """The trace, with what its reader must know of it."""
+        trace = self.finish(_label)
         if self.unknown_phases:
             self.warn("begin/end event pairs (ph B, E) are not read; Kineto writes complete events (ph X)")
-        if not len(ops):
-            self.warn(self._why_no_ops(len(calls) + len(spans)))
-        return Trace(
-            source=self.source,
-            ops=ops,
-            calls=calls,
-            spans=spans,
-            syncs=syncs,
-            names=names,
-            processes=[label(p) for p in self.processes],
-            threads=threads,
-            metadata=self.metadata,
-            dropped=self.dropped,
-            warnings=self.warnings,
-        )
+        if not len(trace.ops):
+            self.warn(self._why_no_ops(len(trace.calls) + len(trace.spans)))
+        return trace
 
     def _why_no_ops(self, host_events: int) -> str:
         if host_events:
@@ -549,26 +488,27 @@ def _category(text: str) -> int | None:
     return _CALL if text.endswith(("_runtime", "_driver")) else _CLASS.get(text)
 
 
-def _integers(values: list[Any], builder: _Builder) -> np.ndarray:
-    """int64 column from JSON scalars; absent is -1, text is parsed, what does not fit int64 is -1 and counted."""
-    try:
-        return np.fromiter(values, np.int64, len(values))
-    except (TypeError, ValueError, OverflowError):
-        pass
-    out = np.full(len(values), NONE, np.int64)
-    odd = 0
-    for i, value in enumerate(values):
-        if type(value) is int and -_INT64 <= value < _INT64:
-            out[i] = value
-        elif isinstance(value, str):
-            try:
-                out[i] = int(value, 0)
-            except (ValueError, OverflowError):
-                odd += 1
-        elif isinstance(value, float) and value == int(value if abs(value) < 2**53 else 0):
-            out[i] = int(value)
-        elif value is not None:
-            odd += 1
-    if odd:
-        builder.count("out_of_range_ids", odd)
-    return out
+def _number(value: Any) -> Any:
+    """A process or thread id: digits in a string are the number."""
+    return int(value) if isinstance(value, str) and len(value) < 20 and value.isdecimal() else value
+
+
+def _label(value: Any) -> int | str:
+    """Label of a process or thread: a number or text."""
+    return value if isinstance(value, (int, str)) else str(value)
+
+
+def _copy_kind(text: str) -> int:
+    """Direction of a copy from its name and kind."""
+    text = text.replace(" ", "")
+    for kind, words in _DIRECTIONS.items():
+        if any(word in text for word in words):
+            return kind
+    return OTHER_COPY
+
+
+def _host_memory(name: str) -> int:
+    """Memory of a copy on the host, from its name."""
+    if "Pageable" in name:
+        return PAGEABLE
+    return PINNED if "Pinned" in name else UNKNOWN_MEMORY

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import numpy as np
 
@@ -16,30 +17,20 @@ KERNEL, COPY, SET = 0, 1, 2
 H2D, D2H, D2D, OTHER_COPY = 1, 2, 3, 4
 PAGEABLE, PINNED, UNKNOWN_MEMORY = 0, 1, -1
 CPU_OP, PYTHON, RANGE = 0, 1, 2
-STREAM_SYNC, EVENT_SYNC, DEVICE_SYNC, QUERY, STREAM_WAIT, EVENT_RECORD, GRAPH_LAUNCH, OTHER_CALL = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    0,
-)
+OTHER_CALL, STREAM_SYNC, EVENT_SYNC, DEVICE_SYNC, QUERY, STREAM_WAIT, EVENT_RECORD, GRAPH_LAUNCH = range(8)
 NONE = -1
+NEVER, FOREVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+Window = tuple[int, int]
 
-_CALL_KINDS = [
-    (STREAM_SYNC, re.compile(r"^(cuda|cu|hip)StreamSynchronize", re.IGNORECASE)),
-    (EVENT_SYNC, re.compile(r"^(cuda|cu|hip)EventSynchronize", re.IGNORECASE)),
-    (
-        DEVICE_SYNC,
-        re.compile(r"^(cuda|hip)DeviceSynchronize|^cudaThreadSynchronize|^(cu|hip)CtxSynchronize", re.IGNORECASE),
-    ),
-    (QUERY, re.compile(r"^(cuda|cu|hip)(Event|Stream)Query", re.IGNORECASE)),
-    (STREAM_WAIT, re.compile(r"^(cuda|cu|hip)StreamWaitEvent", re.IGNORECASE)),
-    (EVENT_RECORD, re.compile(r"^(cuda|cu|hip)EventRecord", re.IGNORECASE)),
-    (GRAPH_LAUNCH, re.compile(r"^(cuda|cu|hip)GraphLaunch", re.IGNORECASE)),
-]
+_CALL_KINDS = {
+    STREAM_SYNC: r"(cuda|cu|hip)StreamSynchronize",
+    EVENT_SYNC: r"(cuda|cu|hip)EventSynchronize",
+    DEVICE_SYNC: r"(cuda|hip)DeviceSynchronize|cudaThreadSynchronize|(cu|hip)CtxSynchronize",
+    QUERY: r"(cuda|cu|hip)(Event|Stream)Query",
+    STREAM_WAIT: r"(cuda|cu|hip)StreamWaitEvent",
+    EVENT_RECORD: r"(cuda|cu|hip)EventRecord",
+    GRAPH_LAUNCH: r"(cuda|cu|hip)GraphLaunch",
+}
 
 
 class TraceError(ValueError):
@@ -49,26 +40,41 @@ class TraceError(ValueError):
 def call_kind(name: str) -> int:
     """Class of a runtime or driver call by its name (`STREAM_SYNC`, `EVENT_SYNC`, ... or `OTHER_CALL`)."""
     bare = name.strip().rpartition(":")[2]  # of a name with its library or namespace
-    for kind, pattern in _CALL_KINDS:
-        if pattern.match(bare):
-            return kind
-    return OTHER_CALL
+    found = (kind for kind, pattern in _CALL_KINDS.items() if re.match(pattern, bare, re.IGNORECASE))
+    return next(found, OTHER_CALL)
 
 
-class _Table:
+def of_names(names: Sequence[str], ids: np.ndarray, answer: Callable[[str], Any], dtype: Any = bool) -> np.ndarray:
+    """Return `answer(name)` for each name id [N]; each distinct name is asked once."""
+    answers = np.zeros(len(names), dtype)
+    used = np.flatnonzero(np.bincount(ids)).tolist()
+    answers[used] = [answer(names[i]) for i in used]
+    return answers[ids]
+
+
+class Table:
     """Columns of equal length; `take` selects rows."""
 
-    def __len__(self) -> int:
-        return len(getattr(self, dataclasses.fields(self)[0].name))  # type: ignore[arg-type]
+    start_ns: np.ndarray
+    end_ns: np.ndarray
 
-    def take(self, rows: np.ndarray) -> Any:
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def take(self, rows: np.ndarray) -> Self:
         """The same table with only the given rows (mask or indices)."""
         columns = {f.name: getattr(self, f.name)[rows] for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         return type(self)(**columns)
 
+    def within(self, window: Window | None) -> np.ndarray:
+        """Mask of the rows that overlap a window; every row without one."""
+        if window is None:
+            return np.ones(len(self), bool)
+        return (self.end_ns > window[0]) & (self.start_ns < window[1])
+
 
 @dataclasses.dataclass(frozen=True)
-class DeviceOps(_Table):
+class DeviceOps(Table):
     """Kernels, copies and sets, sorted by start. Times int64 ns; `launch` is the row in `Trace.calls`, or -1."""
 
     start_ns: np.ndarray
@@ -86,7 +92,7 @@ class DeviceOps(_Table):
 
 
 @dataclasses.dataclass(frozen=True)
-class Calls(_Table):
+class Calls(Table):
     """Runtime and driver API calls, sorted by start. `thread` is a row of `Trace.threads`."""
 
     start_ns: np.ndarray
@@ -99,7 +105,7 @@ class Calls(_Table):
 
 
 @dataclasses.dataclass(frozen=True)
-class Spans(_Table):
+class Spans(Table):
     """Host spans (framework operators, Python frames, named ranges), sorted by start."""
 
     start_ns: np.ndarray
@@ -110,7 +116,7 @@ class Spans(_Table):
 
 
 @dataclasses.dataclass(frozen=True)
-class SyncRecords(_Table):
+class SyncRecords(Table):
     """The profiler's own synchronisation records (`cuda_sync`): what a wait or stream wait was for; no device work."""
 
     start_ns: np.ndarray
@@ -122,34 +128,6 @@ class SyncRecords(_Table):
     correlation: np.ndarray
     wait_stream: np.ndarray
     wait_correlation: np.ndarray
-
-
-def column_dtypes(table: type) -> dict[str, Any]:
-    """dtype of each column of a table class."""
-    small = {"kind": np.uint8, "copy_kind": np.uint8, "host_memory": np.int8}
-    wide = ("start_ns", "end_ns", "size_bytes", "correlation", "launch", "stream", "wait_stream", "wait_correlation")
-    return {f.name: small.get(f.name, np.int64 if f.name in wide else np.int32) for f in dataclasses.fields(table)}
-
-
-def table_from_chunks(table: type, chunks: list[dict[str, np.ndarray]]) -> Any:
-    """Concatenate column chunks into one table sorted by start.
-
-    At equal starts the longer goes first, so that parents precede; calls follow one another on their thread, so there
-    the shorter does.
-    """
-    columns = {}
-    for name, dtype in column_dtypes(table).items():
-        parts = [c.pop(name) for c in chunks]
-        columns[name] = np.concatenate(parts).astype(dtype, copy=False) if parts else np.empty(0, dtype)
-    start, end = columns["start_ns"], columns["end_ns"]
-    if len(start) > 1:
-        step = np.diff(start)
-        second = end if table is Calls else -end
-        if (step < 0).any() or ((step == 0) & (np.diff(second) < 0)).any():
-            order = np.lexsort((second, start))
-            for name in columns:
-                columns[name] = columns[name][order]
-    return table(**columns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,9 +150,16 @@ class Trace:
     dropped: dict[str, int]
     warnings: list[str]
 
-    def name(self, index: int) -> str:
-        """Text of a name id."""
-        return self.names[index]
+    def named(self, pattern: re.Pattern[str], ids: np.ndarray) -> np.ndarray:
+        """Mask of the name ids [N] in whose text the pattern is found."""
+        return of_names(self.names, ids, lambda name: bool(pattern.search(name)))
+
+    def last_end_ns(self, ops: np.ndarray) -> np.ndarray:
+        """Per call, when the last of its operations among the rows `ops` ended, int64; `NEVER` where it has none."""
+        ends = np.full(len(self.calls), NEVER, np.int64)
+        linked = ops[self.ops.launch[ops] >= 0]
+        np.maximum.at(ends, self.ops.launch[linked], self.ops.end_ns[linked])
+        return ends
 
     @property
     def rank(self) -> int | None:
@@ -210,117 +195,3 @@ class Trace:
     def process_label(self, process: int) -> int | str | None:
         """Label of a process row; None where the file has no host rows for it."""
         return self.processes[process] if process >= 0 else None
-
-
-AMBIGUOUS_LINKS = "ambiguous_links"
-
-
-def link(ops: DeviceOps, calls: Calls, dropped: dict[str, int], warnings: list[str]) -> DeviceOps:
-    """Device operations with `process` and `launch` filled; links that are a guess are counted and said.
-
-    Correlations 0 and -1 are no ids. Where several calls carry one correlation (several processes in a file, or an id
-    used twice), the device's usual process is preferred, then the nearest call that began before the operation. Where
-    the process leaves more than one call, the link is a guess: `ambiguous_links` in `dropped`.
-    """
-    columns, guessed = resolve_links({f.name: getattr(ops, f.name) for f in dataclasses.fields(ops)}, calls)
-    if guessed:
-        dropped[AMBIGUOUS_LINKS] = guessed
-        warnings.append(
-            f"{guessed} operations carry a correlation id that several calls of a process share: each is linked to the "
-            "nearest call before it, which is a guess"
-        )
-    return DeviceOps(**columns)
-
-
-def resolve_links(ops: dict[str, np.ndarray], calls: Calls) -> tuple[dict[str, np.ndarray], int]:
-    """(columns with `process` and `launch` filled, how many links are guesses); see `link`."""
-    n = len(ops["start_ns"])
-    launch = np.full(n, NONE, np.int64)
-    guessed = 0
-    usable = np.flatnonzero(calls.correlation > 0)
-    if n and len(usable):
-        ids, of_call = np.unique(calls.correlation[usable], return_inverse=True)
-        at = np.minimum(np.searchsorted(ids, ops["correlation"]), len(ids) - 1)
-        found = (ops["correlation"] > 0) & (ids[at] == ops["correlation"])
-        own = ops["process"]
-        count = np.bincount(of_call)
-        only = np.empty(len(ids), np.int64)
-        only[of_call] = usable
-        one = np.flatnonzero(found & (count[at] == 1))
-        one = one[(own[one] < 0) | (calls.process[only[at[one]]] == own[one])]
-        launch[one] = only[at[one]]
-        many = np.flatnonzero(found & (count[at] > 1))
-        if len(many):
-            home = _usual_process(launch, ops["device"], calls)
-            wanted = np.array([home.get(int(d), NONE) for d in ops["device"][many]], np.int64)
-            wanted = np.where(own[many] >= 0, own[many], wanted)
-            start = ops["start_ns"][many]
-            # More than any process: an operation may name one that made no call.
-            size = int(max(calls.process.max(), own.max())) + 2
-            # First among the calls of the wanted process, then (unless the operation names its process) among all.
-            key = of_call * size + calls.process[usable]
-            best, alike = _nearest_before(key, calls.start_ns[usable], at[many] * size + wanted, start)
-            anywhere = np.flatnonzero((alike == 0) & (own[many] < 0))
-            if len(anywhere):
-                found_any = _nearest_before(of_call, calls.start_ns[usable], at[many[anywhere]], start[anywhere])
-                best[anywhere], alike[anywhere] = found_any
-            linked = alike > 0
-            launch[many[linked]] = usable[best[linked]]
-            guessed = int((alike > 1).sum())
-    known = launch >= 0
-    process = ops["process"].copy()
-    process[known] = calls.process[launch[known]]
-    if (process < 0).any():
-        _adopt_orphans(process, ops["device"], calls)
-    return {**ops, "launch": launch, "process": process}, guessed
-
-
-def _nearest_before(
-    key: np.ndarray, start: np.ndarray, wanted: np.ndarray, instant: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """For each wanted key the row with the last start <= its instant (else its first row), and how many rows share it.
-
-    `start` is ascending. Without a row the count is 0. No step grows with the product of both sides: a damaged file
-    may give all its calls one id.
-    """
-    order = np.argsort(key, kind="stable")
-    keys = key[order]
-    low, high = np.searchsorted(keys, wanted, "left"), np.searchsorted(keys, wanted, "right")
-    times = np.searchsorted(start, instant, "right")  # how many of all rows start by then
-    group = np.concatenate([[0], np.cumsum(keys[1:] != keys[:-1])])
-    here = group[np.minimum(low, len(order) - 1)]
-    scale = len(start) + 1
-    at = np.searchsorted(group * scale + order, here * scale + times, "left") - 1
-    return order[np.minimum(np.maximum(at, low), len(order) - 1)], high - low
-
-
-def _usual_process(launch: np.ndarray, device: np.ndarray, calls: Calls) -> dict[int, int]:
-    known = launch >= 0
-    home: dict[int, int] = {}
-    for d in np.unique(device[known]):
-        owners = calls.process[launch[known & (device == d)]]
-        home[int(d)] = int(np.bincount(owners).argmax())
-    return home
-
-
-def _adopt_orphans(process: np.ndarray, device: np.ndarray, calls: Calls) -> None:
-    """Give operations without a launch the process that drives their device, so that one device stays one device."""
-    only = np.unique(calls.process)
-    for d in np.unique(device[process < 0]):
-        here = device == d
-        owners = process[here & (process >= 0)]
-        if len(owners):
-            process[here & (process < 0)] = np.bincount(owners).argmax()
-        elif len(only) == 1:
-            process[here & (process < 0)] = only[0]
-
-
-def freeze_names(names: list[str], calls: Calls) -> Calls:
-    """Fill `Calls.kind` from the names, once per distinct name."""
-    if not len(calls):
-        return calls
-    used = np.unique(calls.name)
-    lookup = np.zeros(int(used.max()) + 1, np.uint8)
-    for i in used:
-        lookup[i] = call_kind(names[i])
-    return dataclasses.replace(calls, kind=lookup[calls.name])
