@@ -93,7 +93,10 @@ def test_tokens_and_mfu_close(results):
     assert row["mfu_bf16_ref"] == pytest.approx(903 / 2250)
     assert row["tokens_per_s_per_gpu_at_most"] == pytest.approx(903e12 / (6 * 1.59e9))
     assert row["step_s_at_least"] == pytest.approx(8 * 2**20 / (row["tokens_per_s_per_gpu_at_most"] * 16))
+    assert row["days_at_least"] == pytest.approx(2e12 / (row["tokens_per_s_per_gpu_at_most"] * 16) / 86400)
     assert row["microbatches"] == 8
+    rates = results["tab50_throughput_runs"].table["mfu_bf16_ref"]
+    assert rates.min() > 0.3 and rates.max() < 0.41
 
 
 def test_endpoints_of_the_reference(results):

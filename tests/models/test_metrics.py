@@ -44,8 +44,10 @@ def test_useful_tokens_conserve_the_batch(tokens, seconds, gpus):
     assert m.useful_tokens_per_s_per_gpu(tokens, seconds, gpus) * seconds * gpus == pytest.approx(tokens)
 
 
-def test_mfu_is_the_one_of_equation_95():
-    assert m.useful_model_mfu(2.25e15 * 0.4, 1.0, 1) == pytest.approx(0.4)
+def test_mfu_by_hand():
+    # 8 GPUs, 2 s, 18e15 FLOPs: 18e15 / (8 x 2 x 2.25e15) = 0.5
+    assert m.useful_model_mfu(18e15, 2.0, 8) == 0.5 and m.useful_model_mfu(0.0, 2.0, 8) == 0
+    assert m.useful_model_mfu(18e15, 2.0, 8, peak_TFLOPs=4500) == 0.25
 
 
 @given(pairs)
@@ -134,6 +136,10 @@ def test_perfect_scaling_is_one(per_gpu, gpus, reference):
         (lambda: m.step_time([1.0], warmup=-1), "warmup"),
         (lambda: m.step_time([float("nan")]), "finite"),
         (lambda: m.useful_tokens_per_s_per_gpu(1, 0, 1), "step_s"),
+        (lambda: m.useful_model_mfu(1, 0, 1), "step_s"),
+        (lambda: m.useful_model_mfu(1, float("nan"), 1), "step_s"),
+        (lambda: m.useful_model_mfu(1, 1, 0), "gpus"),
+        (lambda: m.useful_model_mfu(-1, 1, 1), "step_flop"),
         (lambda: m.union_length([(2, 1)]), "end >= start"),
         (lambda: m.lease_high_water([1, -1, -1]), "event 2"),
         (lambda: m.lease_high_water([2]), "event 0"),

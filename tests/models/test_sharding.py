@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.models.sharding import POLICIES, Precision, shard
+from workbench.models.sharding import POLICIES, shard
 
 
 def cost(policy: str, **changes):
@@ -100,11 +100,6 @@ def test_more_ranks_never_cost_memory(degrees, policy, **args):
 def test_hsdp_over_all_ranks_is_full_reshard():
     hsdp, full = cost("hsdp", shard_ranks=64), cost("fsdp_full_reshard")
     assert hsdp.memory_bytes == pytest.approx(full.memory_bytes) and hsdp.sent_bytes == pytest.approx(full.sent_bytes)
-
-
-def test_precision_scales_its_part():
-    a, b = cost("ddp_sharded_optimizer"), cost("ddp_sharded_optimizer", precision=Precision(optimizer_bytes=6))
-    assert b.optimizer_bytes == a.optimizer_bytes / 2 and b.weights_bytes == a.weights_bytes
 
 
 @pytest.mark.parametrize(

@@ -12,68 +12,35 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from workbench.core.record import data_root
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import polars as pl
 
-Kind = Literal["text", "int", "float", "quantity"]
-
-# Columns of each file besides `anchor`, with their types. "quantity" keeps the printed text (its unit differs by row).
-COLUMNS: dict[int, dict[str, Kind]] = {
-    12: {"operations": "text", "effect": "text", "why": "text"},
-    13: {"pattern": "text", "host_wait": "text", "reason": "text"},
-    14: {"mechanism": "text", "host_dependency_removed": "text", "cost_accepted": "text"},
-    45: {"item": "text", "quantity": "text", "value": "quantity", "unit": "text", "printed": "text"},
-    46: {
-        "role": "text",
-        "blocks": "int",
-        "routed_experts": "int",
-        "top_k": "int",
-        "d_model": "int",
-        "sequence_tokens": "int",
-        "global_batch_Mi": "float",
-        "ep": "int",
-        "nodes_min": "int",
-        "nodes_max": "int",
-        "precision": "text",
-        "not_used": "text",
-        "purpose": "text",
-    },
-    47: {"quantity": "text", "reference": "quantity", "profiling": "quantity", "unit": "text", "derived": "text"},
-    48: {
-        "rows_M": "int",
-        "prequantized_eager": "float",
-        "prequantized_graph": "float",
-        "including_q_eager": "float",
-        "including_q_graph": "float",
-    },
-    49: {
-        "configuration": "text",
-        "model": "text",
-        "layers": "int",
-        "routed_experts": "int",
-        "active": "quantity",
-        "total": "quantity",
-        "global_batch_Mi": "float",
-        "rank_microbatch_tokens": "int",
-        "nodes": "int",
-        "gpus": "int",
-        "dense_dp": "int",
-        "expert_dp": "int",
-        "ep": "int",
-        "pp": "int",
-        "compute": "text",
-        "transport": "text",
-        "recompute": "text",
-    },
-    50: {"configuration": "text", "routing": "text", "TFLOPs_per_gpu": "float", "use": "text", "observation": "text"},
-    51: {"metric": "text", "slug": "text", "key_terms": "text"},
-}
+# Columns of each file besides `anchor`.
+COLUMNS: dict[int, list[str]] = {
+    12: ["operations", "effect", "why"],
+    13: ["pattern", "host_wait", "reason"],
+    14: ["mechanism", "host_dependency_removed", "cost_accepted"],
+    45: ["item", "quantity", "value", "unit", "printed"],
+    46: ["role", "blocks", "routed_experts", "top_k", "d_model", "sequence_tokens", "global_batch_Mi", "ep",
+         "nodes_min", "nodes_max", "precision", "not_used", "purpose"],
+    47: ["quantity", "reference", "profiling", "unit", "derived"],
+    48: ["rows_M", "prequantized_eager", "prequantized_graph", "including_q_eager", "including_q_graph"],
+    49: ["configuration", "model", "layers", "routed_experts", "active", "total", "global_batch_Mi",
+         "rank_microbatch_tokens", "nodes", "gpus", "dense_dp", "expert_dp", "ep", "pp", "compute", "transport",
+         "recompute"],
+    50: ["configuration", "routing", "TFLOPs_per_gpu", "use", "observation"],
+    51: ["metric", "slug", "key_terms"],
+}  # fmt: skip
+# All others are text, printed numbers whose unit differs by row among them.
+INTEGERS = {
+    "blocks", "layers", "routed_experts", "top_k", "d_model", "sequence_tokens", "rank_microbatch_tokens", "rows_M",
+    "nodes", "nodes_min", "nodes_max", "gpus", "dense_dp", "expert_dp", "ep", "pp",
+}  # fmt: skip
+FLOATS = {"global_batch_Mi", "TFLOPs_per_gpu", *COLUMNS[48][1:]}
 _SCALE = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12, "Mi": 2**20}
 
 
@@ -123,25 +90,16 @@ def parse_printed(text: str, unit: str = "") -> Printed:
     return Printed(text.strip(), float(number * scale), float(unit_of_last_digit * scale / 2))
 
 
-def table_path(number: int) -> Path:
-    """Return the file of Table `number`.
-
-    Raises:
-        KeyError: the table is not transcribed; the message lists those that are.
-    """
-    if number not in COLUMNS:
-        raise KeyError(f"Table {number} is not transcribed; present: {', '.join(map(str, COLUMNS))}")
-    return data_root() / "report" / f"tab{number:02d}.csv"
-
-
 def printed_rows(number: int) -> list[dict[str, str]]:
     """Return the rows of Table `number` as text, as printed.
 
     Raises:
-        KeyError: the table is not transcribed.
+        KeyError: the table is not transcribed; the message lists those that are.
         ValueError: the file's columns or a row's length disagree with `COLUMNS`.
     """
-    path = table_path(number)
+    if number not in COLUMNS:
+        raise KeyError(f"Table {number} is not transcribed; present: {', '.join(map(str, COLUMNS))}")
+    path = data_root() / "report" / f"tab{number:02d}.csv"
     with path.open(encoding="utf-8", newline="") as f:
         reader = csv.DictReader(f)
         rows = list(reader)
@@ -164,24 +122,19 @@ def report_table(number: int) -> pl.DataFrame:
     """
     import polars as pl
 
-    kinds = COLUMNS.get(number, {})
-    types = {"int": pl.Int64, "float": pl.Float64, "text": pl.String, "quantity": pl.String}
-    rows = [
-        {"anchor": r["anchor"], **{c: _cell(number, r["anchor"], c, r[c], kind) for c, kind in kinds.items()}}
-        for r in printed_rows(number)
-    ]
-    return pl.DataFrame(rows, schema={"anchor": pl.String, **{c: types[k] for c, k in kinds.items()}})
+    def kind(column: str) -> type[int] | type[float] | type[str]:
+        return int if column in INTEGERS else float if column in FLOATS else str
 
+    def cell(row: dict[str, str], column: str) -> int | float | str | None:
+        text = row[column]
+        try:
+            return kind(column)(text) if text else None
+        except ValueError:
+            where = f"tab{number:02d}.csv, {row['anchor']}, column {column}"
+            raise ValueError(f"{where}: expected {kind(column).__name__}, got {text!r}") from None
 
-def _cell(number: int, anchor: str, column: str, text: str, kind: Kind) -> str | int | float | None:
-    if text == "":
-        return None
-    try:
-        if kind == "int":
-            return int(text)
-        return float(text) if kind == "float" else text
-    except ValueError:
-        raise ValueError(f"tab{number:02d}.csv, {anchor}, column {column}: expected {kind}, got {text!r}") from None
+    rows = [{c: cell(r, c) for c in r} for r in printed_rows(number)]
+    return pl.DataFrame(rows, schema={c: kind(c) for c in ("anchor", *COLUMNS[number])})
 
 
 def table_47() -> dict[str, dict[str, Printed | None]]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
+from workbench.models.configurations import MI, SEQUENCE_TOKENS, accumulation_microbatches
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-SEQUENCE_TOKENS = 8192
+WORLDS = (8, 16, 32, 64, 128, 256)
+SEQUENCES = (1, 2, 3, 4, 6, 9, 12)
+MEMORY = ("weights", "gradients", "optimizer", "memory")
+SENT = ("gather", "reduce", "sent")
 ENDPOINTS = ("fsdp_full_reshard", "ddp_sharded_optimizer")
 
 
@@ -25,18 +30,17 @@ class FsdpEndpointsParams(Params):
     ep: int = param(8, "expert-parallel degree", choices=(1, 2, 4, 8))
     global_batch_Mi: float = param(18.0, "global batch", unit="Mi tokens", min=0.25, max=128, step=0.25)
     rank_sequences: int = param(3, "sequences of 8192 per rank microbatch in the left panel", min=1, max=16)
-    world: int = param(64, "ranks in the right panel", choices=(8, 16, 32, 64, 128, 256))
+    world: int = param(64, "ranks in the right panel", choices=WORLDS)
     shard_ranks: int = param(32, "ranks of one HSDP shard group", choices=(8, 16, 32))
 
 
 def model(params: FsdpEndpointsParams) -> list[dict[str, Any]]:
     """Return memory and communication of every policy, over world sizes and over microbatch sizes."""
-    from workbench.models.configurations import MI, accumulation_microbatches
     from workbench.models.sharding import POLICIES, shard
 
     batch = params.global_batch_Mi * MI
-    points = [("world", w, params.rank_sequences) for w in (8, 16, 32, 64, 128, 256)]
-    points += [("microbatch", params.world, s) for s in (1, 2, 3, 4, 6, 9, 12)]
+    points = [("world", w, params.rank_sequences) for w in WORLDS]
+    points += [("microbatch", params.world, s) for s in SEQUENCES]
     rows = []
     for sweep, world, sequences in points:
         tokens = sequences * SEQUENCE_TOKENS
@@ -56,23 +60,11 @@ def model(params: FsdpEndpointsParams) -> list[dict[str, Any]]:
                 blocks=params.blocks,
                 shard_ranks=params.shard_ranks,
             )
-            rows.append(
-                {
-                    "sweep": sweep,
-                    "policy": policy,
-                    "world": world,
-                    "rank_microbatch_tokens": tokens,
-                    "microbatches": int(steps),
-                    "weights_GiB": cost.weights_bytes / 2**30,
-                    "gradients_GiB": cost.gradients_bytes / 2**30,
-                    "optimizer_GiB": cost.optimizer_bytes / 2**30,
-                    "memory_GiB": cost.memory_bytes / 2**30,
-                    "gather_GB": cost.gather_bytes / 1e9,
-                    "reduce_GB": cost.reduce_bytes / 1e9,
-                    "sent_GB": cost.sent_bytes / 1e9,
-                    "sent_bytes_per_token": cost.sent_bytes * world / batch,
-                }
-            )
+            place = {"sweep": sweep, "policy": policy, "world": world}
+            sizes = {"rank_microbatch_tokens": tokens, "microbatches": int(steps)}
+            memory = {f"{n}_GiB": getattr(cost, f"{n}_bytes") / 2**30 for n in MEMORY}
+            sent = {f"{n}_GB": getattr(cost, f"{n}_bytes") / 1e9 for n in SENT}
+            rows.append(place | sizes | memory | sent | {"sent_bytes_per_token": cost.sent_bytes * world / batch})
     if not rows:
         raise ValueError(
             f"global_batch_Mi {params.global_batch_Mi:g}: no world size divides it into whole microbatches of "
@@ -85,41 +77,35 @@ def checks(result: Result) -> list[Check]:
     """The endpoints enclose every policy but HSDP, and retention approaches the DDP path's memory."""
     rows = result.table.to_dicts()
     at = {(r["sweep"], r["policy"], r["world"], r["rank_microbatch_tokens"]): r for r in rows}
-    least = most = sent = True
-    ratio = []
+    # Each row but HSDP's between full resharding and DDP at the same place.
+    between = []
     for r in rows:
-        if r["policy"] == "hsdp":
-            continue
         place = (r["world"], r["rank_microbatch_tokens"])
-        full, ddp = (at[r["sweep"], p, *place] for p in ENDPOINTS)
-        least &= full["memory_GiB"] <= r["memory_GiB"] * (1 + 1e-9)
-        most &= r["memory_GiB"] <= ddp["memory_GiB"] * (1 + 1e-9)
-        sent &= ddp["sent_GB"] <= r["sent_GB"] * (1 + 1e-9) and r["sent_GB"] <= full["sent_GB"] * (1 + 1e-9)
-        if r["policy"] == "fsdp_retain_step_no_sync":
-            ratio.append(r["memory_GiB"] / ddp["memory_GiB"])
-    flat = {r["sent_GB"] for r in rows if r["policy"] == ENDPOINTS[1] and r["sweep"] == "microbatch"}
-    full = [
-        (r["microbatches"], r["sent_GB"]) for r in rows if r["policy"] == ENDPOINTS[0] and r["sweep"] == "microbatch"
-    ]
-    per = {round(sent_GB / m, 6) for m, sent_GB in full}
+        if r["policy"] != "hsdp":
+            between.append((r, *(at[r["sweep"], p, *place] for p in ENDPOINTS)))
+
+    def ordered(name: str, *three: dict[str, Any]) -> bool:
+        return all(a[name] <= b[name] * (1 + 1e-9) for a, b in itertools.pairwise(three))
+
+    least = all(ordered("memory_GiB", full, r) for r, full, _ in between)
+    most = all(ordered("memory_GiB", r, ddp) for r, _, ddp in between)
+    sent = all(ordered("sent_GB", ddp, r, full) for r, full, ddp in between)
+    ratio = [r["memory_GiB"] / d["memory_GiB"] for r, _, d in between if r["policy"] == "fsdp_retain_step_no_sync"]
     kept = all(abs(x - 1) < 0.01 for x in ratio)
-    claims = (
-        ("full resharding needs the least memory of all but HSDP", least, f"{len(rows)} rows"),
-        ("no retention policy needs more memory than DDP with sharded optimizer state", most, f"{len(rows)} rows"),
-        ("what they send lies between the two endpoints", sent, f"{len(rows)} rows"),
-        ("weights and gradients retained across the step take the DDP path's memory", kept, f"{max(ratio):.3f} of it"),
-        (
-            "full resharding sends in proportion to the microbatches",
-            len(per) == 1 or None,
-            f"{min(per, default=0):.1f} GB each",
-        ),
-        (
-            "the DDP path sends the same at every microbatch size",
-            len(flat) == 1 or None,
-            f"{min(flat, default=0):.1f} GB",
-        ),
-    )
-    return [Check(*claim) for claim in claims]
+    sizes = [r for r in rows if r["sweep"] == "microbatch"]
+    per = {round(r["sent_GB"] / r["microbatches"], 6) for r in sizes if r["policy"] == ENDPOINTS[0]}
+    flat = {r["sent_GB"] for r in sizes if r["policy"] == ENDPOINTS[1]}
+    each, once = (f"{min(found, default=0):.1f} GB" for found in (per, flat))
+    count = f"{len(rows)} rows"
+    return [
+        Check("full resharding needs the least memory of all but HSDP", least, count),
+        Check("no retention policy needs more memory than DDP with sharded optimizer state", most, count),
+        Check("what they send lies between the two endpoints", sent, count),
+        Check("weights and gradients retained across the step take the DDP path's memory", kept,
+              f"{max(ratio):.3f} of it"),
+        Check("full resharding sends in proportion to the microbatches", len(per) == 1 or None, f"{each} each"),
+        Check("the DDP path sends the same at every microbatch size", len(flat) == 1 or None, once),
+    ]  # fmt: skip
 
 
 def draw(result: Result) -> go.Figure:
@@ -127,16 +113,9 @@ def draw(result: Result) -> go.Figure:
     import plotly.graph_objects as go
 
     from workbench.core.colours import SERIES
+    from workbench.models.sharding import POLICIES
     from workbench.views.plotting import figure
 
-    names = {
-        "fsdp_full_reshard": "FSDP2, full reshard (endpoint)",
-        "fsdp_retain_backward": "FSDP2, weights kept through backward",
-        "fsdp_retain_step": "FSDP2, weights kept across the step",
-        "fsdp_retain_step_no_sync": "FSDP2, weights and gradients kept (on the DDP line)",
-        "hsdp": f"HSDP, shard groups of {result.params.shard_ranks}",
-        "ddp_sharded_optimizer": "DDP, sharded optimizer (endpoint)",
-    }
     dashes = {"fsdp_full_reshard": "solid", "ddp_sharded_optimizer": "solid", "fsdp_retain_step_no_sync": "dot"}
     p = result.params
     fig = figure(
@@ -152,7 +131,7 @@ def draw(result: Result) -> go.Figure:
     )
     rows = result.table.to_dicts()
     hover = ("weights_GiB", "gradients_GiB", "optimizer_GiB", "gather_GB", "reduce_GB", "microbatches")
-    for i, (policy, name) in enumerate(names.items()):
+    for i, (policy, name) in enumerate(POLICIES.items()):
         for col, sweep, x, y in (
             (1, "world", "world", "memory_GiB"),
             (2, "microbatch", "rank_microbatch_tokens", "sent_GB"),
@@ -164,7 +143,7 @@ def draw(result: Result) -> go.Figure:
                     x=[r[x] for r in part],
                     y=[r[y] for r in part],
                     mode="lines+markers",
-                    name=name,
+                    name=name.format(p.shard_ranks),
                     legendgroup=policy,
                     showlegend=col == 1,
                     line=line,
@@ -177,8 +156,8 @@ def draw(result: Result) -> go.Figure:
                 row=1,
                 col=col,
             )
-    fig.update_xaxes(type="log", title="ranks", tickvals=[8, 16, 32, 64, 128, 256], row=1, col=1)
-    ticks = [s * SEQUENCE_TOKENS for s in (1, 2, 3, 4, 6, 9, 12)]
+    fig.update_xaxes(type="log", title="ranks", tickvals=WORLDS, row=1, col=1)
+    ticks = [s * SEQUENCE_TOKENS for s in SEQUENCES]
     fig.update_xaxes(
         type="log",
         title="rank microbatch (tokens)",

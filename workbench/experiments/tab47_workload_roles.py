@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 WORKLOADS = {"reference": "30-block reference", "profiling": "profiling workload"}
-CONDITION = (
-    "if both workloads share embedding, dense blocks and mean mixer, and the shared expert has a routed one's width"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +45,17 @@ def model(params: WorkloadRolesParams) -> dict[str, list[dict[str, Any]]]:
     return {"derived": _derived(), **_open(), "own": _own(params)}
 
 
-def _sparse(params: WorkloadRolesParams) -> Any:
-    from workbench.models.configurations import Sparse
+def _ratios(active: float, total: float, batch: float, sparse: Any) -> list[tuple[str, str, float, float]]:
+    """(quantity, unit, value, scale to the unit) of what both a printed and one's own configuration derive."""
+    from workbench.models import configurations as c
 
-    names = ("blocks", "dense_blocks", "d_model", "routed_experts", "top_k", "expert_width")
-    return Sparse(**{n: getattr(params, n) for n in names})
+    share = c.alpha_P(active, total)
+    return [
+        ("alpha_P", "%", 100 * share, 1.0),
+        ("capacity_to_active", "x", 1.0 / share, 1.0),
+        ("experts_per_active", "", sparse.experts_per_active, 1.0),
+        ("balanced_assignments_per_expert", "Mi", c.balanced_assignments(batch, sparse), c.MI),
+    ]
 
 
 def _derived() -> list[dict[str, Any]]:
@@ -65,17 +68,12 @@ def _derived() -> list[dict[str, Any]]:
     for workload, sparse in (("reference", c.REFERENCE_30_BLOCK), ("profiling", c.PROFILING)):
         t = {q: v[workload] for q, v in printed.items()}
         active, total, batch = (t[q].value for q in ("active_params", "total_params", "global_batch_tokens"))
-        computed = {
-            "alpha_P": (100 * c.alpha_P(active, total), 1.0, "%"),
-            "capacity_to_active": (c.capacity_to_active(active, total), 1.0, "x"),
-            "experts_per_active": (sparse.experts_per_active, 1.0, ""),
-            "balanced_assignments_per_expert": (c.balanced_assignments(batch, sparse), c.MI, "Mi"),
-        }
+        computed = _ratios(active, total, batch, sparse)
         if t["rank_microbatch_tokens"]:
             for gpus in (8, 32):
                 steps = c.accumulation_microbatches(batch, gpus, t["rank_microbatch_tokens"].value)
-                computed[f"accumulation_{gpus}_gpus"] = (steps, 1.0, "microbatches")
-        for quantity, (value, scale, unit) in computed.items():
+                computed.append((f"accumulation_{gpus}_gpus", "microbatches", steps, 1.0))
+        for quantity, unit, value, scale in computed:
             p = t[quantity]
             rows.append({"workload": workload, "quantity": quantity, "unit": unit, "value": value / scale,
                          "printed": p.text, "printed_value": p.value / scale, "agrees": p.agrees(value)})  # fmt: skip
@@ -118,10 +116,10 @@ def _open() -> dict[str, list[dict[str, Any]]]:
 def _own(p: WorkloadRolesParams) -> list[dict[str, Any]]:
     """The configuration of the sliders: sizes, batch, training state per GPU and where submission meets execution."""
     from workbench.models import configurations as c
-    from workbench.models.crossover import DeviceCurve
     from workbench.models.sharding import shard
 
-    sparse = _sparse(p)
+    names = ("blocks", "dense_blocks", "d_model", "routed_experts", "top_k", "expert_width")
+    sparse = c.Sparse(**{n: getattr(p, n) for n in names})
     size = c.model_size(
         sparse,
         shared_width=p.shared_width,
@@ -130,19 +128,17 @@ def _own(p: WorkloadRolesParams) -> list[dict[str, Any]]:
         embedding_params=p.embedding_M * 1e6,
     )
     batch = p.global_batch_Mi * c.MI
+    ratios = _ratios(size.active, size.total, batch, sparse)
     steps = c.accumulation_microbatches(batch, p.gpus, p.rank_microbatch_tokens)
     block = p.mixer_M * 1e6 + 3 * p.d_model * (p.shared_width + p.top_k * p.expert_width) + p.d_model * p.routed_experts
     per_token_us = 2 * block / (p.device_TFLOPs * 1e6)
-    crossing = DeviceCurve(name="", fixed=0.0, per_unit=per_token_us, limit=float("inf")).critical(p.submit_us)
+    crossing = p.submit_us / per_token_us
     rows = [
         ("total parameters", "parameters", size.total),
         ("active parameters", "parameters", size.active),
         ("inactive_params", "parameters", size.inactive),
         ("unrouted parameters", "parameters", size.unrouted),
-        ("alpha_P", "%", 100 * c.alpha_P(size.active, size.total)),
-        ("capacity_to_active", "x", c.capacity_to_active(size.active, size.total)),
-        ("experts_per_active", "", sparse.experts_per_active),
-        ("balanced_assignments_per_expert", "Mi", c.balanced_assignments(batch, sparse) / c.MI),
+        *((quantity, unit, value / scale) for quantity, unit, value, scale in ratios),
         ("accumulation microbatches", "microbatches", steps),
         ("crossover: microbatch where device time meets submission", "tokens", crossing),
         ("device time over submission time at this microbatch", "x", p.rank_microbatch_tokens / crossing),
@@ -173,10 +169,8 @@ def checks(result: Result) -> list[Check]:
         out.append(Check(claim, r["agrees"], f"{exact:,.0f}"))
     steps = _own_value(result, "accumulation microbatches")
     whole = float(steps).is_integer() and steps >= 1
-    out.append(
-        Check("own configuration: the global batch is a whole number of microbatches", whole or None, f"{steps:g}")
-    )
-    return out
+    claim = "own configuration: the global batch is a whole number of microbatches"
+    return [*out, Check(claim, whole or None, f"{steps:g}")]
 
 
 def _find(result: Result, table: str, workload: str, quantity: str) -> dict[str, Any]:
@@ -193,6 +187,7 @@ def draw(result: Result) -> go.Figure:
     import plotly.graph_objects as go
 
     from workbench.core.colours import COLOURS, SERIES
+    from workbench.core.report_tables import table_47
     from workbench.views.plotting import figure
 
     fig = figure(
@@ -219,10 +214,9 @@ def draw(result: Result) -> go.Figure:
     for name, values, colour in parts:
         bar = go.Bar(x=names, y=[v / 1e9 for v in values], name=name, marker_color=colour, hovertemplate="%{y:.3f} B")
         fig.add_trace(bar, row=1, col=1)
+    printed = table_47()
     for quantity, symbol in (("total_params", "diamond-open"), ("active_params", "circle-open")):
-        from workbench.core.report_tables import table_47
-
-        y = [table_47()[quantity][w].value / 1e9 for w in WORKLOADS]
+        y = [printed[quantity][w].value / 1e9 for w in WORKLOADS]
         marker = {"symbol": symbol, "size": 13, "color": COLOURS["report"], "line": {"width": 2}}
         label = f"{quantity.split('_')[0]} (report)"
         fig.add_trace(go.Scatter(x=names[:2], y=y, mode="markers", name=label, marker=marker), row=1, col=1)
@@ -239,24 +233,11 @@ def draw(result: Result) -> go.Figure:
     fig.add_trace(band, row=1, col=2)
     p = result.params
     cross = {"symbol": "x", "size": 11, "color": SERIES[1]}
-    fig.add_trace(
-        go.Scatter(x=[p.embedding_M], y=[p.dense_width], mode="markers", name="own configuration", marker=cross),
-        row=1,
-        col=2,
-    )
+    own_point = go.Scatter(x=[p.embedding_M], y=[p.dense_width], mode="markers", name="own configuration", marker=cross)
+    fig.add_trace(own_point, row=1, col=2)
     fig.update_layout(barmode="stack", legend={"y": -0.26, "yanchor": "top"}, margin={"b": 250, "t": 90})
-    fig.add_annotation(
-        text=summary(result),
-        xref="paper",
-        yref="paper",
-        x=0,
-        y=0,
-        yshift=-175,
-        xanchor="left",
-        yanchor="top",
-        align="left",
-        showarrow=False,
-    )
+    below = {"xref": "paper", "yref": "paper", "x": 0, "y": 0, "yshift": -175, "xanchor": "left", "yanchor": "top"}
+    fig.add_annotation(text=summary(result), align="left", showarrow=False, **below)
     fig.update_yaxes(title="parameters (billions)", row=1, col=1)
     fig.update_yaxes(title="dense feed-forward width", rangemode="tozero", row=1, col=2)
     fig.update_xaxes(title="embedding and head (M parameters)", row=1, col=2)

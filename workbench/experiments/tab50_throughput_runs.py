@@ -16,6 +16,10 @@ KNOWN = {
         "Table 50 marks these rows as alternates: one headline per model, not per row of Table 49."
     )
 }
+FLOP_PER_PARAMETER = 6
+"""Training FLOPs per token and active parameter, forward and backward; attention scores come on top, so that tokens/s
+from it is an upper bound. The report does not print what it counts."""
+SECONDS_PER_DAY = 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,37 +38,35 @@ def report(params: ThroughputRunsParams) -> list[dict[str, Any]]:
     """Return the transcribed observations with their configurations, nothing computed."""
     from workbench.core.report_tables import report_table
 
-    runs = {r["configuration"]: r for r in report_table(49).to_dicts()}
-    rows = []
-    for o in report_table(50).to_dicts():
-        run = runs[o["configuration"]]
-        rows.append({**o, **{k: v for k, v in run.items() if k not in ("anchor", "configuration")}})
-    return rows
+    runs = {r.pop("configuration"): r for r in report_table(49).drop("anchor").to_dicts()}
+    return [o | runs[o["configuration"]] for o in report_table(50).to_dicts()]
 
 
 def model(params: ThroughputRunsParams) -> list[dict[str, Any]]:
     """Add MFU, microbatches and, from 6 FLOPs per active parameter, bounds on tokens/s, step time and days."""
     from workbench.core.report_tables import parse_printed
-    from workbench.models import configurations as c
-    from workbench.models import mfu
+    from workbench.models.configurations import MI, accumulation_microbatches
 
     rows = []
     for r in report(params):
-        flop = mfu.flop_per_token(parse_printed(r["active"]).value)
-        tokens = mfu.tokens_per_s_per_gpu(r["TFLOPs_per_gpu"], flop)
-        rows.append(
-            {
-                **r,
-                "mfu_bf16_ref": mfu.mfu_of_rate(r["TFLOPs_per_gpu"], params.peak_TFLOPs),
-                "microbatches": c.accumulation_microbatches(
-                    r["global_batch_Mi"] * c.MI, r["dense_dp"], r["rank_microbatch_tokens"]
-                ),
-                "tokens_per_s_per_gpu_at_most": tokens,
-                "step_s_at_least": mfu.step_s(r["global_batch_Mi"] * c.MI, tokens, r["gpus"]),
-                "days_at_least": mfu.days_for_tokens(params.budget_T * 1e12, tokens, r["gpus"]),
-            }
-        )
+        rate, batch = r["TFLOPs_per_gpu"], r["global_batch_Mi"] * MI
+        tokens = rate * 1e12 / (FLOP_PER_PARAMETER * parse_printed(r["active"]).value)
+        added = {
+            "mfu_bf16_ref": mfu(rate, params),
+            "microbatches": accumulation_microbatches(batch, r["dense_dp"], r["rank_microbatch_tokens"]),
+            "tokens_per_s_per_gpu_at_most": tokens,
+            "step_s_at_least": batch / (tokens * r["gpus"]),
+            "days_at_least": params.budget_T * 1e12 / (tokens * r["gpus"]) / SECONDS_PER_DAY,
+        }
+        rows.append(r | added)
     return rows
+
+
+def mfu(rate_TFLOPs: float, params: ThroughputRunsParams) -> float:
+    """Return the MFU of a printed useful TFLOP/s per GPU: Equation 95 over one second on one GPU."""
+    from workbench.models.metrics import useful_model_mfu
+
+    return useful_model_mfu(rate_TFLOPs * 1e12, 1.0, 1, params.peak_TFLOPs)
 
 
 def rules() -> list[Any]:
@@ -84,9 +86,7 @@ def rules() -> list[Any]:
         mine = [v for k, v in experts.items() if k.startswith(family)]
         low, high = max(i.low for i in mine), min(i.high for i in mine)
         value = f"{low / 1e9:.5f} to {high / 1e9:.5f} B over all layers"
-        found.append(
-            c.Rule(rule="one routed expert has one size in a family", row=family, holds=low <= high, value=value)
-        )
+        found.append(c.Rule("one routed expert has one size in a family", family, low <= high, value))
     return found
 
 
@@ -108,7 +108,6 @@ def draw(result: Result) -> go.Figure:
     import plotly.graph_objects as go
 
     from workbench.core.colours import SERIES
-    from workbench.models.mfu import mfu_of_rate
     from workbench.views.plotting import figure
 
     rows = result.table.to_dicts()
@@ -130,9 +129,7 @@ def draw(result: Result) -> go.Figure:
                 mode="markers",
                 name=f"{name} (report)",
                 marker={"color": colour, "symbol": symbol, "size": 12},
-                customdata=[
-                    (r["anchor"], r["observation"], 100 * mfu_of_rate(r["TFLOPs_per_gpu"], p.peak_TFLOPs)) for r in part
-                ],
+                customdata=[(r["anchor"], r["observation"], 100 * mfu(r["TFLOPs_per_gpu"], p)) for r in part],
                 hovertemplate="%{y}: %{x} TFLOP/s/GPU, MFU %{customdata[2]:.1f} %<br>%{customdata[1]}<br>"
                 "%{customdata[0]}<extra></extra>",
             )

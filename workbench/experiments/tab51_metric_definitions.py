@@ -19,62 +19,48 @@ class MetricDefinitionsParams(Params):
     pinned_only: bool = param(False, "leave out recordings that no experiment shows")
 
 
-def _examples() -> dict[str, tuple[str, dict[str, Any], str, float]]:
-    """Per metric: the example in words, the arguments, which result, and the value worked out by hand."""
-    waits = {"waits_us": [(0, 40), (100, 150)], "launch_gaps_us": [(0, 55)], "gpu_idle_us": [(20, 45), (120, 160)]}
-    routes = {
-        "offered_SE": [[4, 4], [8, 0]],
-        "accepted_SE": [[4, 4], [4, 0]],
-        "capacity_rows": 8,
-        "experts_per_rank": 1,
-    }
-    return {
-        "step_time": (
-            "steps of 9, 2, 3, 4 s, the first is warm-up",
-            {"step_s": [9.0, 2.0, 3.0, 4.0], "warmup": 1},
-            "median_s",
-            3.0,
-        ),
-        "useful_tokens_per_s_per_gpu": (
-            "8 Mi tokens per step of 4 s on 16 GPUs",
-            {"useful_tokens": 8 * 2**20, "step_s": 4.0, "gpus": 16},
-            "",
-            131072.0,
-        ),
-        "useful_model_mfu": (
-            "903 TFLOP per second on one GPU (Table 50, row 2)",
-            {"step_flop": 903e12, "step_s": 1.0, "gpus": 1},
-            "",
-            903 / 2250,
-        ),
-        "d2h_route_shape_wall_time": ("two waits of 40 and 50 us", waits, "wait_us", 90.0),
-        "communication_exposure": (
-            "10 us of communication, 5 us of them under compute",
-            {"communication": [(0, 10)], "compute": [(2, 5), (4, 7)]},
-            "",
-            5.0,
-        ),
-        "route_drop_statistics": ("16 routes offered, 12 accepted", routes, "drop_rate", 0.25),
-        "peak_device_memory": (
-            "two ranks, 3 and 5 GiB allocated",
-            {"allocated_bytes": [3 * 2**30, 5 * 2**30], "reserved_bytes": [6 * 2**30, 6 * 2**30]},
-            "allocated_bytes",
-            5 * 2.0**30,
-        ),
-        "lease_high_water": ("out, out, back, out, out, back", {"events": [1, 1, -1, 1, 1, -1]}, "", 3),
-        "checkpoint_peak_time": (
-            "10 GiB before the save, 12 GiB at its peak",
-            {"before_bytes": 10 * 2**30, "peak_bytes": 12 * 2**30, "seconds": 3.0},
-            "added_bytes",
-            2 * 2**30,
-        ),
-        "scaling_efficiency": (
-            "700 units on 32 GPUs against 200 on 8",
-            {"throughput": 700.0, "gpus": 32, "reference_throughput": 200.0, "reference_gpus": 8},
-            "",
-            0.875,
-        ),
-    }
+# Per metric: the example in words, the arguments, which result, and the value worked out by hand.
+EXAMPLES: dict[str, tuple[str, tuple[Any, ...], str, float]] = {
+    "step_time": ("steps of 9, 2, 3, 4 s, the first is warm-up", ([9.0, 2.0, 3.0, 4.0],), "median_s", 3.0),
+    "useful_tokens_per_s_per_gpu": ("8 Mi tokens per step of 4 s on 16 GPUs", (8 * 2**20, 4.0, 16), "", 131072.0),
+    "useful_model_mfu": ("903 TFLOP per second on one GPU (Table 50, row 2)", (903e12, 1.0, 1), "", 903 / 2250),
+    "d2h_route_shape_wall_time": (
+        "two waits of 40 and 50 us",
+        ([(0, 40), (100, 150)], [(0, 55)], [(20, 45), (120, 160)]),
+        "wait_us",
+        90.0,
+    ),
+    "communication_exposure": (
+        "10 us of communication, 5 us of them under compute",
+        ([(0, 10)], [(2, 5), (4, 7)]),
+        "",
+        5.0,
+    ),
+    "route_drop_statistics": (
+        "16 routes offered, 12 accepted",
+        ([[4, 4], [8, 0]], [[4, 4], [4, 0]]),
+        "drop_rate",
+        0.25,
+    ),
+    "peak_device_memory": (
+        "two ranks, 3 and 5 GiB allocated",
+        ([3 * 2**30, 5 * 2**30], [6 * 2**30, 6 * 2**30]),
+        "allocated_bytes",
+        5 * 2.0**30,
+    ),
+    "lease_high_water": ("out, out, back, out, out, back", ([1, 1, -1, 1, 1, -1],), "", 3),
+    "checkpoint_peak_time": (
+        "10 GiB before the save, 12 GiB at its peak",
+        (10 * 2**30, 12 * 2**30, 3.0),
+        "added_bytes",
+        2 * 2**30,
+    ),
+    "scaling_efficiency": ("700 units on 32 GPUs against 200 on 8", (700.0, 32, 200.0, 8), "", 0.875),
+}
+OPTIONS: dict[str, dict[str, int]] = {
+    "step_time": {"warmup": 1},
+    "route_drop_statistics": {"capacity_rows": 8, "experts_per_rank": 1},
+}
 
 
 def _recordings(pinned_only: bool) -> dict[str, list[str]]:
@@ -104,11 +90,11 @@ def model(params: MetricDefinitionsParams) -> list[dict[str, Any]]:
     from workbench.models.metrics import METRICS
 
     anchors = {r["slug"]: r["anchor"] for r in printed_rows(51)}
-    examples, recordings = _examples(), _recordings(params.pinned_only)
+    recordings = _recordings(params.pinned_only)
     rows = []
     for slug, metric in METRICS.items():
-        words, arguments, part, by_hand = examples[slug]
-        value = metric.function(**arguments)
+        words, arguments, part, by_hand = EXAMPLES[slug]
+        value = metric.function(*arguments, **OPTIONS.get(slug, {}))
         kept = [name for name, names in recordings.items() if metric.retained(names)]
         rows.append(
             {
@@ -137,9 +123,8 @@ def checks(result: Result) -> list[Check]:
 
     rows = result.table.to_dicts()
     names = [r["metric"] for r in printed_rows(51)] == [r["metric"] for r in rows]
-    out = [
-        Check("every metric of Table 51 has one implementation, under its printed name", names, f"{len(rows)} metrics")
-    ]
+    one_each = "every metric of Table 51 has one implementation, under its printed name"
+    out = [Check(one_each, names, f"{len(rows)} metrics")]
     for r in rows:
         same = math.isclose(r["result"], r["by_hand"], rel_tol=1e-12)
         out.append(Check(f"{r['metric']}: {r['example']}", same, f"{r['result_of']} = {r['result']:g}"))
@@ -158,19 +143,15 @@ def draw(result: Result) -> go.Figure:
     names = sorted(_recordings(result.params.pinned_only))
     metrics = [r["metric"] for r in rows]
     fig = figure("Which recordings retain which metric", height=300 + 22 * max(4, len(names)))
-    for label, holds, style in (
-        (
-            "retained (read from record.json and table.csv)",
-            True,
-            {"symbol": "circle", "size": 13, "color": COLOURS["gpu_execute"]},
-        ),
-        ("not retained", False, {"symbol": "circle-open", "size": 6, "color": INK}),
-    ):
+    mark = {"symbol": "circle", "size": 13, "color": COLOURS["gpu_execute"]}
+    no_mark = {"symbol": "circle-open", "size": 6, "color": INK}
+    retained = "retained (read from record.json and table.csv)"
+    for label, holds, style in ((retained, True, mark), ("not retained", False, no_mark)):
         points = [(m, n) for m in metrics for n in names if (n in kept[m]) == holds]
         fig.add_trace(
             go.Scatter(
                 x=[m for m, _ in points],
-                y=[n.split("/")[0] + "<br>" + n.split("/")[1] for _, n in points],
+                y=[n.replace("/", "<br>") for _, n in points],
                 mode="markers",
                 name=label,
                 showlegend=True,

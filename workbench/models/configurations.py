@@ -7,11 +7,15 @@ Source: report, Tables 46, 47 and 49, Sections B.2, B.4 and B.10.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 MI = 2**20
+GPUS_PER_NODE = 8
+"""Of all runs (Table 45)."""
+SEQUENCE_TOKENS = 8192
+"""Sequence length of all runs (Section B.10)."""
 
 
 @dataclass(frozen=True)
@@ -121,37 +125,24 @@ class Sparse:
         return self.routed_experts / self.top_k
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Size:
-    """Parameter count of a whole model by part.
+    """Parameter count of a whole model.
 
     Attributes:
         routed: routed experts.
         inactive: routed-expert parameters outside a token's top-k.
-        shared: shared experts.
-        router: routers.
-        mixer: attention or other sequence mixers, norms included.
-        dense: feed-forwards of the dense blocks.
-        embedding: embedding and output head.
+        unrouted: everything else: shared experts, routers, mixers, dense feed-forwards, embedding and output head.
     """
 
     routed: float
     inactive: float
-    shared: float
-    router: float
-    mixer: float
-    dense: float
-    embedding: float
+    unrouted: float
 
     @property
     def total(self) -> float:
         """All parameters."""
         return self.routed + self.unrouted
-
-    @property
-    def unrouted(self) -> float:
-        """All parameters but the routed experts."""
-        return self.shared + self.router + self.mixer + self.dense + self.embedding
 
     @property
     def active(self) -> float:
@@ -172,15 +163,11 @@ def model_size(
         embedding_params: embedding and head together.
     """
     _counts(shared_width=shared_width, dense_width=dense_width)
-    return Size(
-        routed=sparse.routed_params,
-        inactive=sparse.inactive_params,
-        shared=3.0 * sparse.d_model * shared_width * sparse.routed_blocks,
-        router=sparse.router_params,
-        mixer=mixer_params_per_block * sparse.blocks,
-        dense=3.0 * sparse.d_model * dense_width * sparse.dense_blocks,
-        embedding=embedding_params,
-    )
+    shared = 3.0 * sparse.d_model * shared_width * sparse.routed_blocks
+    mixer = mixer_params_per_block * sparse.blocks
+    dense = 3.0 * sparse.d_model * dense_width * sparse.dense_blocks
+    unrouted = shared + sparse.router_params + mixer + dense + embedding_params
+    return Size(sparse.routed_params, sparse.inactive_params, unrouted)
 
 
 REFERENCE_30_BLOCK = Sparse(blocks=30, dense_blocks=2, d_model=1536, routed_experts=128, top_k=8, expert_width=1536)
@@ -194,11 +181,6 @@ def alpha_P(active_params: float, total_params: float) -> float:
     if not 0 < active_params <= total_params:
         raise ValueError(f"expected 0 < active <= total, got active {active_params!r}, total {total_params!r}")
     return active_params / total_params
-
-
-def capacity_to_active(active_params: float, total_params: float) -> float:
-    """Return total over active parameters: the gap between what is stored and what a token uses."""
-    return 1.0 / alpha_P(active_params, total_params)
 
 
 def balanced_assignments(global_batch_tokens: float, sparse: Sparse) -> float:
@@ -221,27 +203,7 @@ def accumulation_microbatches(global_batch_tokens: float, data_parallel: int, ra
     return global_batch_tokens / (data_parallel * rank_microbatch_tokens)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Topology:
-    """Parallel degrees of a run: dense data parallel, expert data parallel, expert parallel, pipeline."""
-
-    dense_dp: int
-    expert_dp: int
-    ep: int
-    pp: int
-
-    @property
-    def gpus_by_dense(self) -> int:
-        """Dense-DP x PP: how many GPUs the dense part spans."""
-        return self.dense_dp * self.pp
-
-    @property
-    def gpus_by_expert(self) -> int:
-        """Expert-DP x EP x PP: how many GPUs the experts span."""
-        return self.expert_dp * self.ep * self.pp
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Undetermined:
     """What the printed sizes of the reference and the profiling workload leave open (parameters, as intervals).
 
@@ -280,45 +242,24 @@ def tightened_total(total: Interval, active: Interval, sparse: Sparse) -> Interv
 
 
 def undetermined(
-    total_reference: Interval,
-    active_reference: Interval,
-    total_profiling: Interval,
-    active_profiling: Interval,
-    *,
-    reference: Sparse = REFERENCE_30_BLOCK,
-    profiling: Sparse = PROFILING,
+    total_reference: Interval, active_reference: Interval, total_profiling: Interval, active_profiling: Interval
 ) -> Undetermined:
-    """Return what two printed sizes leave open, if the workloads share width, mixers and dense blocks.
+    """Return what the printed sizes of the two workloads leave open, if they share width, mixers and dense blocks.
 
     It assumes equal embedding, dense blocks and mean mixer in both; the report says only that width and mixer family
     are the same.
-
-    Raises:
-        ValueError: the models differ in width or dense blocks, or have the same number of routed blocks.
     """
-    if (reference.d_model, reference.dense_blocks) != (profiling.d_model, profiling.dense_blocks):
-        raise ValueError("expected models of one width and one number of dense blocks")
-    extra = reference.routed_blocks - profiling.routed_blocks
-    if extra <= 0:
-        raise ValueError(f"expected the first model to have more routed blocks, by at least 1, got {extra} more")
+    reference, profiling = REFERENCE_30_BLOCK, PROFILING
     total_r = tightened_total(total_reference, active_reference, reference)
     total_p = tightened_total(total_profiling, active_profiling, profiling)
     unrouted_r = total_r - float(reference.routed_params)
     unrouted_p = total_p - float(profiling.routed_params)
     known = float(reference.router_params - profiling.router_params)
-    per_block = (unrouted_r - unrouted_p - known).scaled(1 / extra)
+    per_block = (unrouted_r - unrouted_p - known).scaled(1 / (reference.routed_blocks - profiling.routed_blocks))
     mixer = per_block - float(profiling.params_per_expert)
     rest = unrouted_p - float(profiling.router_params) - per_block.scaled(profiling.routed_blocks)
-    rest = rest - mixer.scaled(profiling.dense_blocks) if profiling.dense_blocks else rest
-    return Undetermined(
-        total_reference=total_r,
-        total_profiling=total_p,
-        unrouted_reference=unrouted_r,
-        unrouted_profiling=unrouted_p,
-        per_extra_block=per_block,
-        mixer_if_shared=mixer,
-        rest=rest,
-    )
+    rest = rest - mixer.scaled(profiling.dense_blocks)
+    return Undetermined(total_r, total_p, unrouted_r, unrouted_p, per_block, mixer, rest)
 
 
 def dense_width_range(rest: Interval, embedding_params: float, sparse: Sparse) -> Interval | None:
@@ -337,7 +278,7 @@ def params_per_routed_expert(active: Interval, total: Interval, routed_experts: 
     return (total - active).scaled(1 / (routed_experts - top_k))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rule:
     """One consistency rule applied to one row: whether the row obeys it, and the figures that say so."""
 
@@ -347,37 +288,28 @@ class Rule:
     value: str
 
 
-def run_rules(run: Mapping[str, Any], *, gpus_per_node: int = 8, sequence_tokens: int = 8192) -> list[Rule]:
+def run_rules(run: Mapping[str, Any]) -> list[Rule]:
     """Apply the rules that one row of Table 49 must obey by itself.
 
     Args:
         run: typed row with configuration, dense_dp, expert_dp, ep, pp, gpus, nodes, global_batch_Mi,
             rank_microbatch_tokens, routed_experts.
-        gpus_per_node: GPUs per node (Table 45).
-        sequence_tokens: sequence length of all rows (Section B.10).
     """
-    t = Topology(dense_dp=run["dense_dp"], expert_dp=run["expert_dp"], ep=run["ep"], pp=run["pp"])
-    gpus, name = run["gpus"], run["configuration"]
-    steps = accumulation_microbatches(run["global_batch_Mi"] * MI, t.dense_dp, run["rank_microbatch_tokens"])
-    sequences = run["rank_microbatch_tokens"] / sequence_tokens
-    local = run["routed_experts"] / t.ep
+    dense_dp, expert_dp, ep, pp, gpus, nodes = (run[k] for k in ("dense_dp", "expert_dp", "ep", "pp", "gpus", "nodes"))
+    dense, expert = dense_dp * pp, expert_dp * ep * pp
+    tokens = run["rank_microbatch_tokens"]
+    whole = {
+        "microbatches per step": accumulation_microbatches(run["global_batch_Mi"] * MI, dense_dp, tokens),
+        "sequences per rank microbatch": tokens / SEQUENCE_TOKENS,
+        "experts per EP rank": run["routed_experts"] / ep,
+    }
     found = [
-        ("dense-DP x PP = GPUs", t.gpus_by_dense == gpus, f"{t.dense_dp} x {t.pp} = {t.gpus_by_dense}, GPUs {gpus}"),
-        (
-            "expert-DP x EP x PP = GPUs",
-            t.gpus_by_expert == gpus,
-            f"{t.expert_dp} x {t.ep} x {t.pp} = {t.gpus_by_expert}, GPUs {gpus}",
-        ),
-        (
-            "nodes x GPUs per node = GPUs",
-            run["nodes"] * gpus_per_node == gpus,
-            f"{run['nodes']} x {gpus_per_node}, GPUs {gpus}",
-        ),
-        ("microbatches per step are whole", steps > 0 and float(steps).is_integer(), f"{steps:g}"),
-        ("sequences per rank microbatch are whole", sequences > 0 and float(sequences).is_integer(), f"{sequences:g}"),
-        ("experts per EP rank are whole", local >= 1 and float(local).is_integer(), f"{local:g}"),
+        ("dense-DP x PP = GPUs", dense == gpus, f"{dense_dp} x {pp} = {dense}, GPUs {gpus}"),
+        ("expert-DP x EP x PP = GPUs", expert == gpus, f"{expert_dp} x {ep} x {pp} = {expert}, GPUs {gpus}"),
+        ("nodes x GPUs per node = GPUs", nodes * GPUS_PER_NODE == gpus, f"{nodes} x {GPUS_PER_NODE}, GPUs {gpus}"),
+        *((f"{what} are whole", n > 0 and float(n).is_integer(), f"{n:g}") for what, n in whole.items()),
     ]
-    return [Rule(rule=r, row=name, holds=bool(ok), value=v) for r, ok, v in found]
+    return [Rule(rule, run["configuration"], holds, value) for rule, holds, value in found]
 
 
 def headline_rules(observations: Sequence[Mapping[str, Any]], model_of: Mapping[str, str]) -> list[Rule]:
@@ -388,64 +320,35 @@ def headline_rules(observations: Sequence[Mapping[str, Any]], model_of: Mapping[
         model_of: model of each configuration of Table 49.
     """
     rules: list[Rule] = []
+
+    def rates(configurations: Collection[str], **wanted: str) -> list[float]:
+        mine = (o for o in observations if o["configuration"] in configurations)
+        return [o["TFLOPs_per_gpu"] for o in mine if all(o[k] == v for k, v in wanted.items())]
+
+    def told(values: list[float]) -> str:
+        return ", ".join(f"{v:g}" for v in values)
+
     for name in dict.fromkeys(o["configuration"] for o in observations):
-        mine = [o for o in observations if o["configuration"] == name]
-        random = [o["TFLOPs_per_gpu"] for o in mine if o["routing"] == "Random"]
-        headline = [o for o in mine if o["use"] == "headline"]
-        rules.append(
-            Rule(
-                rule="configuration is in Table 49",
-                row=name,
-                holds=name in model_of,
-                value=model_of.get(name, "absent"),
-            )
-        )
-        for h in headline:
-            best = bool(random) and h["routing"] == "Random" and h["TFLOPs_per_gpu"] == max(random)
-            text = f"{h['TFLOPs_per_gpu']:g} of {', '.join(f'{r:g}' for r in random)}"
-            rules.append(
-                Rule(
-                    rule="headline is its configuration's highest random-routing value",
-                    row=name,
-                    holds=best,
-                    value=text,
-                )
-            )
+        random, learned = rates([name], routing="Random"), rates([name], routing="Learned")
+        headlines = rates([name], use="headline")
+        highest = rates([name], use="headline", routing="Random") == headlines == [max(random, default=None)]
+        known = model_of.get(name, "absent")
+        rules.append(Rule("configuration is in Table 49", name, name in model_of, known))
+        if headlines:
+            rule = "headline is its configuration's highest random-routing value"
+            rules.append(Rule(rule, name, highest, f"{told(headlines)} of {told(random)}"))
         if random:
             rules.append(
-                Rule(
-                    rule="a configuration with random routing has a headline",
-                    row=name,
-                    holds=bool(headline),
-                    value=", ".join(f"{r:g}" for r in random),
-                )
+                Rule("a configuration with random routing has a headline", name, bool(headlines), told(random))
             )
-        if len(headline) > 1:
-            rules.append(
-                Rule(rule="at most one headline per configuration", row=name, holds=False, value=str(len(headline)))
-            )
-        learned = [o["TFLOPs_per_gpu"] for o in mine if o["routing"] == "Learned"]
         if learned and random:
             text = f"random {max(random):g}, learned {max(learned):g}"
-            rules.append(
-                Rule(
-                    rule="learned routing is not faster than random",
-                    row=name,
-                    holds=max(learned) <= max(random),
-                    value=text,
-                )
-            )
+            rules.append(Rule("learned routing is not faster than random", name, max(learned) <= max(random), text))
     for model in dict.fromkeys(model_of.values()):
-        mine = [o for o in observations if model_of.get(o["configuration"]) == model and o["routing"] == "Random"]
-        headline = [o["TFLOPs_per_gpu"] for o in mine if o["use"] == "headline"]
-        if mine:
-            best = max(o["TFLOPs_per_gpu"] for o in mine)
-            rules.append(
-                Rule(
-                    rule="model has one headline, its highest random-routing value",
-                    row=model,
-                    holds=headline == [best],
-                    value=f"headlines {', '.join(f'{h:g}' for h in headline) or 'none'}, highest {best:g}",
-                )
-            )
+        family = [name for name, its in model_of.items() if its == model]
+        random, headlines = rates(family, routing="Random"), rates(family, routing="Random", use="headline")
+        if random:
+            text = f"headlines {told(headlines) or 'none'}, highest {max(random):g}"
+            rule = "model has one headline, its highest random-routing value"
+            rules.append(Rule(rule, model, headlines == [max(random)], text))
     return rules

@@ -7,14 +7,59 @@ Source: report, Table 51 and Section B.11.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from workbench.models import mfu as _mfu
+BF16_REFERENCE_TFLOPs = 2250.0
+"""Dense BF16 peak per B300 that Equation 95 divides by, for every row, MXFP8 runs included."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One quantity of Table 51.
+
+    Attributes:
+        slug: short name, key of `METRICS`.
+        name: as the report prints it.
+        unit: unit of the result.
+        definition: in this project's words.
+        function: the one implementation.
+        evidence: regular expressions; a recording retains the metric where every one matches a column or field name.
+    """
+
+    slug: str
+    name: str
+    unit: str
+    definition: str
+    function: Callable[..., Any]
+    evidence: tuple[str, ...]
+
+    def retained(self, names: Iterable[str]) -> bool:
+        """True where column and field `names` of a recording hold this metric."""
+        names = list(names)
+        return all(any(re.search(pattern, n) for n in names) for pattern in self.evidence)
+
+
+METRICS: dict[str, Metric] = {}
+"""The quantities in the order of Table 51, by slug."""
+_TIME = r"(us|ms|s)$"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _metric(name: str, unit: str, *evidence: str) -> Callable[[_Function], _Function]:
+    """Enter a function into `METRICS`: its name is the slug, its docstring's first paragraph the definition."""
+
+    def enter(function: _Function) -> _Function:
+        slug, told = function.__name__, (inspect.getdoc(function) or "").partition("\n\n")[0]
+        METRICS[slug] = Metric(slug, name, unit, " ".join(told.split()), function, evidence)
+        return function
+
+    return enter
 
 
 def _samples(values: Sequence[float] | np.ndarray, what: str) -> np.ndarray:
@@ -42,12 +87,12 @@ def union_length(intervals: Any) -> float:
     return float(np.maximum(0.0, end - np.maximum(start, edge)).sum())
 
 
+@_metric("Steady-state step time", "s", rf"(^|_)step(_wall)?_(time_)?{_TIME}|(^|_)step_.*{_TIME}")
 def step_time(step_s: Sequence[float] | np.ndarray, *, warmup: int = 0) -> dict[str, float]:
-    """Summarise steady-state step times.
+    """Wall time of one optimizer step after warm-up, from its first forward to the end of the update and cache refresh.
 
     Args:
-        step_s: wall seconds of consecutive steps, each from the start of its first forward to the end of the optimizer
-            update and required cache refresh.
+        step_s: wall seconds of consecutive steps.
         warmup: steps to leave out at the start.
 
     Returns:
@@ -61,21 +106,15 @@ def step_time(step_s: Sequence[float] | np.ndarray, *, warmup: int = 0) -> dict[
     kept = _samples(np.asarray(step_s, dtype=np.float64).ravel()[warmup:], "step_s after warm-up")
     if (kept <= 0).any():
         raise ValueError("step_s: expected times above 0")
-    p20, median, p80, p95 = np.percentile(kept, [20, 50, 80, 95])
+    found = dict(zip(("p20_s", "median_s", "p80_s", "p95_s"), np.percentile(kept, [20, 50, 80, 95])))
     sd = float(kept.std(ddof=1)) if kept.size > 1 else 0.0
-    return {
-        "count": kept.size,
-        "p20_s": p20,
-        "median_s": median,
-        "p80_s": p80,
-        "p95_s": p95,
-        "mean_s": kept.mean(),
-        "sd_s": sd,
-    }
+    return {"count": kept.size, **found, "mean_s": kept.mean(), "sd_s": sd}
 
 
+@_metric("Useful tokens/s/GPU", "tokens/s/GPU", r"tokens_per_s")
 def useful_tokens_per_s_per_gpu(useful_tokens: float, step_s: float, gpus: int) -> float:
-    """Return non-padding tokens of the normalised loss per second and GPU; a dropped route keeps its token.
+    """Tokens that count in the loss, per second of synchronised step time and GPU. Dropped routes do not remove their
+    token.
 
     Args:
         useful_tokens: tokens of one step over all GPUs.
@@ -89,12 +128,39 @@ def useful_tokens_per_s_per_gpu(useful_tokens: float, step_s: float, gpus: int) 
     return useful_tokens / (step_s * gpus)
 
 
-useful_model_mfu = _mfu.mfu
-"""Equation 95; see `workbench.models.mfu.mfu`."""
+@_metric("Useful-model MFU", "fraction of 2250 TFLOP/s (BF16 reference)", r"(^|_)mfu")
+def useful_model_mfu(step_flop: float, step_s: float, gpus: int, peak_TFLOPs: float = BF16_REFERENCE_TFLOPs) -> float:
+    """Active-model FLOPs of a step over GPUs, time and the BF16 reference peak; recompute and inactive experts add
+    nothing.
+
+    Args:
+        step_flop: useful model FLOPs of one step over all GPUs, padding left out too.
+        step_s: elapsed time of the whole step, seconds.
+        gpus: number of GPUs.
+        peak_TFLOPs: compute peak per GPU that the result is a fraction of; the default is the B300's dense BF16 peak.
+
+    Raises:
+        ValueError: a time, count or peak is not above 0, or the FLOPs are negative.
+
+    Source: report, Equation 95: F / (G T C).
+    """
+    for name, value in {"step_s": step_s, "gpus": gpus, "peak_TFLOPs": peak_TFLOPs}.items():
+        if not value > 0:
+            raise ValueError(f"{name}: expected a number above 0, got {value!r}")
+    if step_flop < 0:
+        raise ValueError(f"step_flop: expected 0 or more, got {step_flop!r}")
+    return step_flop / (gpus * step_s * peak_TFLOPs * 1e12)
 
 
+@_metric(
+    "D2H route-shape wall time",
+    "count, us",
+    r"(sync|wait|d2h).*(count|calls|per_)|(host_)?(waits|syncs)$|(count|n)_(sync|wait)",
+    rf"(sync|wait|d2h).*{_TIME}",
+)
 def d2h_route_shape_wall_time(waits_us: Any, launch_gaps_us: Any = (), gpu_idle_us: Any = ()) -> dict[str, float]:
-    """Count and total the host waits between router metadata and the launches that need it.
+    """Host waits and copies between router metadata and the launches that need them, with the launch gap and GPU idle
+    time of the same timeline.
 
     Args:
         waits_us: [N, 2] start, end of host waits and copies, microseconds.
@@ -112,18 +178,18 @@ def d2h_route_shape_wall_time(waits_us: Any, launch_gaps_us: Any = (), gpu_idle_
     }
 
 
+@_metric("Communication exposure", "us", rf"expos.*{_TIME}")
 def communication_exposure(communication: Any, compute: Any) -> float:
-    """Return the time with communication and without useful compute: |communication minus compute|.
+    """Communication time during which no useful compute runs, with bytes, primitive, group and direction stated beside
+    it.
 
     Args:
         communication: [N, 2] start, end of communication.
         compute: [M, 2] start, end of useful compute on the same clock.
     """
-    compute_pairs, both = (
-        _intervals(compute, "compute"),
-        np.concatenate([_intervals(communication, "communication"), _intervals(compute, "compute")]),
-    )
-    return max(0.0, union_length(both) - union_length(compute_pairs))
+    useful = _intervals(compute, "compute")
+    both = np.concatenate([_intervals(communication, "communication"), useful])
+    return max(0.0, union_length(both) - union_length(useful))
 
 
 def busiest_over_mean(counts: Any) -> float:
@@ -132,10 +198,12 @@ def busiest_over_mean(counts: Any) -> float:
     return float(values.max() / values.mean()) if values.size and values.sum() else 1.0
 
 
+@_metric("Route/drop statistics", "assignments, fractions", r"drop", r"accepted|load|offered")
 def route_drop_statistics(
     offered_SE: Any, accepted_SE: Any, *, capacity_rows: int, experts_per_rank: int
 ) -> dict[str, Any]:
-    """Describe routing over one step.
+    """Assignments offered and accepted, drop rate in all and per source, load per expert, use of capacity, skew of
+    ranks.
 
     Args:
         offered_SE: [S, E] assignments that source rank S offered to expert E.
@@ -162,16 +230,13 @@ def route_drop_statistics(
         raise ValueError(
             f"capacity_rows: expected at least {per_rank.max(initial=1)}, the fullest rank, got {capacity_rows}"
         )
-    total, kept, load = int(offered.sum()), int(accepted.sum()), accepted.sum(0)
-    by_source = offered.sum(1)
-    dropped = by_source - accepted.sum(1)
+    total, kept, load, by_source = int(offered.sum()), int(accepted.sum()), accepted.sum(0), offered.sum(1)
+    rate_S = np.divide(by_source - accepted.sum(1), by_source, out=np.zeros(len(by_source)), where=by_source > 0)
     return {
         "offered": total,
         "accepted": kept,
         "drop_rate": (total - kept) / total if total else 0.0,
-        "drop_rate_per_source": np.divide(
-            dropped, by_source, out=np.zeros(len(by_source)), where=by_source > 0
-        ).tolist(),
+        "drop_rate_per_source": rate_S.tolist(),
         "load_per_expert": load.tolist(),
         "load_max_over_mean": busiest_over_mean(load),
         "capacity_utilization": kept / (capacity_rows * len(per_rank)),
@@ -179,8 +244,9 @@ def route_drop_statistics(
     }
 
 
+@_metric("Peak device memory", "bytes per rank", r"(peak|max).*(memory|alloc|MiB|GiB|bytes)")
 def peak_device_memory(allocated_bytes: Sequence[float], reserved_bytes: Sequence[float]) -> dict[str, float]:
-    """Return the greatest allocated and reserved bytes of the ranks, samples taken since the declared reset point.
+    """Greatest allocated and reserved bytes of a rank since a declared reset.
 
     Args:
         allocated_bytes: maximum allocated bytes per rank.
@@ -196,8 +262,12 @@ def peak_device_memory(allocated_bytes: Sequence[float], reserved_bytes: Sequenc
     }
 
 
+@_metric("Lease high-water", "slots", r"high_water")
 def lease_high_water(events: Iterable[int]) -> int:
-    """Return the greatest number of slots out at once, from +1 (check-out) and -1 (return) in order.
+    """Most saved-payload slots checked out at once.
+
+    Args:
+        events: +1 (check-out) and -1 (return) in order.
 
     Raises:
         ValueError: a slot came back that was not out, or an event is neither +1 nor -1.
@@ -213,21 +283,21 @@ def lease_high_water(events: Iterable[int]) -> int:
     return high
 
 
+@_metric(
+    "Checkpoint peak/time", "bytes, s", rf"(checkpoint|save|load).*{_TIME}", r"(checkpoint|save|load).*(bytes|MiB)"
+)
 def checkpoint_peak_time(before_bytes: float, peak_bytes: float, seconds: float) -> dict[str, float]:
-    """Return what a save or load added: pre-save and peak bytes, their difference, elapsed seconds."""
+    """Memory before and at the peak of a save or load, and its elapsed time."""
     if not 0 <= before_bytes <= peak_bytes or not seconds > 0:
         got = f"{before_bytes!r}, {peak_bytes!r}, {seconds!r}"
         raise ValueError(f"expected 0 <= before_bytes <= peak_bytes and seconds > 0, got {got}")
-    return {
-        "before_bytes": before_bytes,
-        "peak_bytes": peak_bytes,
-        "added_bytes": peak_bytes - before_bytes,
-        "seconds": seconds,
-    }
+    added = peak_bytes - before_bytes
+    return {"before_bytes": before_bytes, "peak_bytes": peak_bytes, "added_bytes": added, "seconds": seconds}
 
 
+@_metric("Scaling efficiency", "fraction", r"scaling_efficiency")
 def scaling_efficiency(throughput: float, gpus: int, reference_throughput: float, reference_gpus: int) -> float:
-    """Return per-GPU useful throughput over that of the declared reference (one node or the smallest valid topology).
+    """Useful throughput per GPU over that of a declared smallest reference, under a stated strong or weak batch rule.
 
     Args:
         throughput: useful tokens/s (or TFLOP/s) over all GPUs.
@@ -238,144 +308,6 @@ def scaling_efficiency(throughput: float, gpus: int, reference_throughput: float
     if throughput < 0 or not reference_throughput > 0 or gpus < 1 or reference_gpus < 1:
         raise ValueError("expected throughput >= 0, reference_throughput > 0 and one or more GPUs each")
     return (throughput / gpus) / (reference_throughput / reference_gpus)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """One quantity of Table 51.
-
-    Attributes:
-        slug: short name, key of `METRICS`.
-        name: as the report prints it.
-        unit: unit of the result.
-        definition: in this project's words.
-        function: the one implementation.
-        evidence: regular expressions; a recording retains the metric where every one matches a column or field name.
-    """
-
-    slug: str
-    name: str
-    unit: str
-    definition: str
-    function: Callable[..., Any]
-    evidence: tuple[str, ...]
-
-    def retained(self, names: Iterable[str]) -> bool:
-        """True where column and field `names` of a recording hold this metric."""
-        names = list(names)
-        return all(any(re.search(pattern, n) for n in names) for pattern in self.evidence)
-
-
-_TIME = r"(us|ms|s)$"
-METRICS: dict[str, Metric] = {
-    m.slug: m
-    for m in (
-        Metric(
-            slug="step_time",
-            name="Steady-state step time",
-            unit="s",
-            function=step_time,
-            evidence=(rf"(^|_)step(_wall)?_(time_)?{_TIME}|(^|_)step_.*{_TIME}",),
-            definition=(
-                "Wall time of one optimizer step after warm-up, from its first forward to the end of the "
-                "update and cache refresh."
-            ),
-        ),
-        Metric(
-            slug="useful_tokens_per_s_per_gpu",
-            name="Useful tokens/s/GPU",
-            unit="tokens/s/GPU",
-            function=useful_tokens_per_s_per_gpu,
-            evidence=(r"tokens_per_s",),
-            definition=(
-                "Tokens that count in the loss, per second of synchronised step time and GPU. Dropped "
-                "routes do not remove their token."
-            ),
-        ),
-        Metric(
-            slug="useful_model_mfu",
-            name="Useful-model MFU",
-            unit="fraction of 2250 TFLOP/s (BF16 reference)",
-            function=useful_model_mfu,
-            evidence=(r"(^|_)mfu",),
-            definition=(
-                "Active-model FLOPs of a step over GPUs, time and the BF16 reference peak; recompute and "
-                "inactive experts add nothing."
-            ),
-        ),
-        Metric(
-            slug="d2h_route_shape_wall_time",
-            name="D2H route-shape wall time",
-            unit="count, us",
-            function=d2h_route_shape_wall_time,
-            evidence=(
-                r"(sync|wait|d2h).*(count|calls|per_)|(host_)?(waits|syncs)$|(count|n)_(sync|wait)",
-                rf"(sync|wait|d2h).*{_TIME}",
-            ),
-            definition=(
-                "Host waits and copies between router metadata and the launches that need them, with the "
-                "launch gap and GPU idle time of the same timeline."
-            ),
-        ),
-        Metric(
-            slug="communication_exposure",
-            name="Communication exposure",
-            unit="us",
-            function=communication_exposure,
-            evidence=(rf"expos.*{_TIME}",),
-            definition=(
-                "Communication time during which no useful compute runs, with bytes, primitive, group and"
-                " direction stated beside it."
-            ),
-        ),
-        Metric(
-            slug="route_drop_statistics",
-            name="Route/drop statistics",
-            unit="assignments, fractions",
-            function=route_drop_statistics,
-            evidence=(r"drop", r"accepted|load|offered"),
-            definition=(
-                "Assignments offered and accepted, drop rate in all and per source, load per expert, use "
-                "of capacity, skew of ranks."
-            ),
-        ),
-        Metric(
-            slug="peak_device_memory",
-            name="Peak device memory",
-            unit="bytes per rank",
-            function=peak_device_memory,
-            evidence=(r"(peak|max).*(memory|alloc|MiB|GiB|bytes)",),
-            definition="Greatest allocated and reserved bytes of a rank since a declared reset.",
-        ),
-        Metric(
-            slug="lease_high_water",
-            name="Lease high-water",
-            unit="slots",
-            function=lease_high_water,
-            evidence=(r"high_water",),
-            definition="Most saved-payload slots checked out at once.",
-        ),
-        Metric(
-            slug="checkpoint_peak_time",
-            name="Checkpoint peak/time",
-            unit="bytes, s",
-            function=checkpoint_peak_time,
-            evidence=(rf"(checkpoint|save|load).*{_TIME}", r"(checkpoint|save|load).*(bytes|MiB)"),
-            definition="Memory before and at the peak of a save or load, and its elapsed time.",
-        ),
-        Metric(
-            slug="scaling_efficiency",
-            name="Scaling efficiency",
-            unit="fraction",
-            function=scaling_efficiency,
-            evidence=(r"scaling_efficiency",),
-            definition=(
-                "Useful throughput per GPU over that of a declared smallest reference, under a stated "
-                "strong or weak batch rule."
-            ),
-        ),
-    )
-}
 
 
 def field_names(record: Mapping[str, Any], columns: Iterable[str] = ()) -> list[str]:

@@ -14,30 +14,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 POLICIES: dict[str, str] = {
-    "fsdp_full_reshard": "FSDP2, full reshard: weights gathered for forward and again for backward",
-    "fsdp_retain_backward": "FSDP2, weights retained from forward through backward",
-    "fsdp_retain_step": "FSDP2, weights retained across the step's accumulation microbatches",
-    "fsdp_retain_step_no_sync": "FSDP2, weights and unsharded gradients retained across the step",
-    "hsdp": "HSDP: full reshard inside a shard group, gradient shards all-reduced across groups once per step",
-    "ddp_sharded_optimizer": "DDP with sharded optimizer state: weights and gradients stay on the device",
+    "fsdp_full_reshard": "FSDP2, full reshard (endpoint)",
+    "fsdp_retain_backward": "FSDP2, weights kept through backward",
+    "fsdp_retain_step": "FSDP2, weights kept across the step",
+    "fsdp_retain_step_no_sync": "FSDP2, weights and gradients kept (on the DDP line)",
+    "hsdp": "HSDP, shard groups of {}",
+    "ddp_sharded_optimizer": "DDP, sharded optimizer (endpoint)",
 }
+"""Full reshard gathers weights for forward and again for backward. HSDP does so inside a shard group, and all-reduces
+gradient shards across groups once per step. DDP keeps weights and gradients on the device."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Precision:
-    """Bytes per parameter: by default BF16 weights, FP32 gradients, FP32 master weights with two Adam moments."""
-
-    weight_bytes: int = 2
-    gradient_bytes: int = 4
-    optimizer_bytes: int = 12
+WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
+"""Per parameter: BF16 weights, FP32 gradients, FP32 master weights with two Adam moments."""
+RESIDENT_BLOCKS = 2
+"""Blocks unsharded at once under full reshard: the one in use and the one being prefetched."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Sharding:
     """What one policy costs one rank.
 
     Attributes:
-        policy: key of `POLICIES`.
         weights_bytes: unsharded compute weights at the peak.
         gradients_bytes: gradients at the peak.
         optimizer_bytes: master weights and moments (for FSDP2 the weight shard is the master).
@@ -45,12 +43,14 @@ class Sharding:
         reduce_bytes: reduce-scatter and all-reduce bytes sent per optimizer step.
     """
 
-    policy: str
     weights_bytes: float
     gradients_bytes: float
     optimizer_bytes: float
     gather_bytes: float
     reduce_bytes: float
+
+    def __add__(self, other: Sharding) -> Sharding:
+        return Sharding(*(a + b for a, b in zip(vars(self).values(), vars(other).values())))
 
     @property
     def memory_bytes(self) -> float:
@@ -72,9 +72,7 @@ def shard(
     ep: int,
     microbatches: int,
     blocks: int,
-    resident_blocks: int = 2,
     shard_ranks: int = 8,
-    precision: Precision = Precision(),
 ) -> Sharding:
     """Return memory and communication of `policy` on one rank.
 
@@ -86,17 +84,15 @@ def shard(
         ep: expert-parallel degree.
         microbatches: accumulation microbatches per step and rank.
         blocks: separately wrapped blocks, taken as equally large.
-        resident_blocks: blocks unsharded at once under full reshard: the one in use and the one being prefetched.
         shard_ranks: ranks of one HSDP shard group; experts are sharded over `shard_ranks // ep` of them.
-        precision: bytes per parameter.
 
     Raises:
         ValueError: unknown policy, a count below 1, or sizes that do not divide.
     """
     if policy not in POLICIES:
         raise ValueError(f"policy: expected one of {', '.join(POLICIES)}, got {policy!r}")
-    counts = {"world": world, "ep": ep, "microbatches": microbatches, "blocks": blocks}
-    for name, value in (counts | {"resident_blocks": resident_blocks, "shard_ranks": shard_ranks}).items():
+    counts = {"world": world, "ep": ep, "microbatches": microbatches, "blocks": blocks, "shard_ranks": shard_ranks}
+    for name, value in counts.items():
         if value < 1:
             raise ValueError(f"{name}: expected 1 or more, got {value!r}")
     if world % ep:
@@ -104,15 +100,11 @@ def shard(
     if policy == "hsdp" and (world % shard_ranks or max(shard_ranks, ep) % min(shard_ranks, ep)):
         expected = f"a divisor of world {world} that divides ep {ep} or is a multiple of it"
         raise ValueError(f"shard_ranks: expected {expected}, got {shard_ranks}")
-    groups = ((dense_params, world, shard_ranks), (routed_params / ep, world // ep, max(1, shard_ranks // ep)))
-    resident = min(1.0, resident_blocks / blocks)
-    parts = [_group(policy, p, n, s, microbatches, resident, 1.0 / blocks, precision) for p, n, s in groups]
-    return Sharding(policy=policy, **{k: sum(part[k] for part in parts) for k in parts[0]})
+    dense = _group(policy, dense_params, world, shard_ranks, microbatches, blocks)
+    return dense + _group(policy, routed_params / ep, world // ep, max(1, shard_ranks // ep), microbatches, blocks)
 
 
-def _group(
-    policy: str, p: float, n: int, s: int, m: int, resident: float, one: float, b: Precision
-) -> dict[str, float]:
+def _group(policy: str, p: float, n: int, s: int, m: int, blocks: int) -> Sharding:
     """Cost of `p` parameters per rank that `n` ranks share, `s` of them forming an HSDP shard group."""
     ranks = s if policy == "hsdp" else n
     ring = (ranks - 1) / ranks
@@ -120,14 +112,14 @@ def _group(
     gathers = {"fsdp_full_reshard": 2 * m, "hsdp": 2 * m, "fsdp_retain_backward": m}.get(policy, 1)
     reduces = 1 if unsharded else m
     replicas = n // ranks
-    across = 2 * (replicas - 1) / replicas * b.gradient_bytes * p / ranks
+    across = 2 * (replicas - 1) / replicas * GRADIENT_BYTES * p / ranks
     keeps_all = policy not in ("fsdp_full_reshard", "hsdp") or ranks == 1
     # The unsharded gradient of the block in backward exists beside the accumulated shard.
-    gradients = b.gradient_bytes * p * (1.0 if unsharded or ranks == 1 else min(1.0, 1 / ranks + one))
-    return {
-        "weights_bytes": b.weight_bytes * p * (1.0 if keeps_all else resident),
-        "gradients_bytes": gradients,
-        "optimizer_bytes": b.optimizer_bytes * p / ranks,
-        "gather_bytes": gathers * ring * b.weight_bytes * p,
-        "reduce_bytes": reduces * ring * b.gradient_bytes * p + across,
-    }
+    gradients = GRADIENT_BYTES * p * (1.0 if unsharded or ranks == 1 else min(1.0, 1 / ranks + 1.0 / blocks))
+    return Sharding(
+        weights_bytes=WEIGHT_BYTES * p * (1.0 if keeps_all else min(1.0, RESIDENT_BLOCKS / blocks)),
+        gradients_bytes=gradients,
+        optimizer_bytes=OPTIMIZER_BYTES * p / ranks,
+        gather_bytes=gathers * ring * WEIGHT_BYTES * p,
+        reduce_bytes=reduces * ring * GRADIENT_BYTES * p + across,
+    )
