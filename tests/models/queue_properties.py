@@ -1,7 +1,6 @@
-"""Properties of the queue model, each a function of (submission module, headroom module, program as JSON values).
+"""Properties of the queue model, each a function of a program as JSON values.
 
-They take the modules as arguments so that test_submission_mutants.py can run them against broken rules. Programs have
-integer times and one host thread unless a property says otherwise, so every comparison is exact.
+Programs have integer times and one host thread unless a property says otherwise, so every comparison is exact.
 """
 
 from __future__ import annotations
@@ -11,10 +10,43 @@ from typing import Any
 
 import numpy as np
 
+from workbench.models.headroom import device_headroom, idle_intervals
+from workbench.models.submission import (
+    EventRecord,
+    HostWait,
+    HostWork,
+    Op,
+    Program,
+    RangePop,
+    RangePush,
+    StreamWait,
+    Submit,
+    Timeline,
+    simulate,
+)
 
-def simulated(S: Any, data: dict[str, Any]) -> Any:
+STEPS = {"submit": Submit, "work": HostWork, "wait": HostWait, "record": EventRecord, "stream_wait": StreamWait,
+         "push": RangePush, "pop": RangePop}  # fmt: skip
+
+
+def program(data: dict[str, Any]) -> Program:
+    """The inverse of `program_to_json`."""
+
+    def op(raw: dict[str, Any]) -> Op:
+        return Op(**{**raw, "after": tuple(raw.get("after", ()))})
+
+    def step(kind: str, **values: Any) -> Any:
+        if "ops" in values:
+            values["ops"] = tuple(map(op, values["ops"]))
+        return STEPS[kind](**values)
+
+    steps = tuple(step(**raw) for raw in data["steps"])
+    return Program(steps, tuple(map(op, data["lead"])), data.get("name", ""), data.get("time_unit", ""))
+
+
+def simulated(data: dict[str, Any]) -> Timeline:
     """Timeline of a program given as JSON values."""
-    return S.simulate(S.program_from_json(data))
+    return simulate(program(data))
 
 
 def brute_force(data: dict[str, Any]) -> dict[str, Any]:
@@ -99,9 +131,9 @@ def brute_force(data: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def agrees_with_brute_force(S: Any, H: Any, data: dict[str, Any]) -> None:
+def agrees_with_brute_force(data: dict[str, Any]) -> None:
     """Every time equals the ticking implementation's."""
-    timeline = simulated(S, data)
+    timeline = simulated(data)
     for name, expected in brute_force(data).items():
         assert getattr(timeline, name).tolist() == expected, name
 
@@ -116,14 +148,14 @@ def one_stream(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def idle_exactly_at_zero_headroom(S: Any, H: Any, data: dict[str, Any]) -> None:
+def idle_exactly_at_zero_headroom(data: dict[str, Any]) -> None:
     """On one stream the device is idle exactly while headroom is zero, and headroom is never negative."""
-    timeline = simulated(S, one_stream(data))
+    timeline = simulated(one_stream(data))
     if not len(timeline.op_end):
         return
-    curve = H.device_headroom(timeline)
+    curve = device_headroom(timeline)
     assert (curve.before >= 0).all() and (curve.after >= 0).all()
-    idle = H.idle_intervals(timeline)
+    idle = idle_intervals(timeline)
     for i in range(len(curve.t) - 1):
         middle = (curve.t[i] + curve.t[i + 1]) / 2
         executing = bool(np.any((timeline.op_start <= middle) & (middle < timeline.op_end)))
@@ -132,32 +164,32 @@ def idle_exactly_at_zero_headroom(S: Any, H: Any, data: dict[str, Any]) -> None:
         assert executing != zero and inside == zero
 
 
-def drains_at_unit_rate_only_while_executing(S: Any, H: Any, data: dict[str, Any]) -> None:
+def drains_at_unit_rate_only_while_executing(data: dict[str, Any]) -> None:
     """Between breakpoints a stream's curve falls by the time it executes; the device's by the sum over its streams."""
-    timeline = simulated(S, data)
+    timeline = simulated(data)
     lane_of_op = np.asarray(timeline.columns.op_lane)
     for index, (device, stream) in enumerate(timeline.columns.lanes):
-        curve = H.stream_headroom(timeline, device, stream)
+        curve = device_headroom(timeline, device, stream)
         start, end = timeline.op_start[lane_of_op == index], timeline.op_end[lane_of_op == index]
         for a, b, high, low in zip(curve.t, curve.t[1:], curve.after, curve.before[1:], strict=False):
             assert high - low == (b - a) * bool(np.any((start <= a) & (b <= end) & (end > start)))
 
 
-def drain_equals_work_done(S: Any, H: Any, data: dict[str, Any]) -> None:
+def drain_equals_work_done(data: dict[str, Any]) -> None:
     """What a device's curve drains, and what it jumps up by, is the work done; it ends at zero."""
-    timeline = simulated(S, data)
+    timeline = simulated(data)
     for device in {d for d, _ in timeline.columns.lanes}:
         lanes = [i for i, (d, _) in enumerate(timeline.columns.lanes) if d == device]
         work = int(np.sum(timeline.columns.op_duration[np.isin(timeline.columns.op_lane, lanes)]))
-        curve = H.device_headroom(timeline, device)
+        curve = device_headroom(timeline, device)
         assert curve.drained() == work
         assert int(np.sum(curve.after - curve.before)) == work
         assert curve.after[-1] == 0
 
 
-def jumps_when_submission_completes(S: Any, H: Any, data: dict[str, Any]) -> None:
+def jumps_when_submission_completes(data: dict[str, Any]) -> None:
     """Each positive submission jumps at the end of its host step, by its operations' duration on that device."""
-    timeline = simulated(S, data)
+    timeline = simulated(data)
     c = timeline.columns
     expected: dict[tuple[int, int], int] = {}
     for j, duration in enumerate(c.op_duration.tolist()):
@@ -165,32 +197,32 @@ def jumps_when_submission_completes(S: Any, H: Any, data: dict[str, Any]) -> Non
         key = (c.lanes[c.op_lane[j]][0], when)
         expected[key] = expected.get(key, 0) + duration
     for device in {d for d, _ in c.lanes}:
-        curve = H.device_headroom(timeline, device)
+        curve = device_headroom(timeline, device)
         jumps = {int(t): int(up) for t, up in zip(curve.t, curve.after - curve.before, strict=True) if up}
         assert jumps == {when: up for (owner, when), up in expected.items() if owner == device and up}
 
 
-def makespan_within_bounds(S: Any, H: Any, data: dict[str, Any]) -> None:
+def makespan_within_bounds(data: dict[str, Any]) -> None:
     """At least the host's and every stream's own work, at most everything one after another."""
-    timeline = simulated(S, data)
+    timeline = simulated(data)
     c = timeline.columns
     host, work = int(np.sum(c.cost)), int(np.sum(c.op_duration))
     streams = [int(np.sum(c.op_duration[np.asarray(c.op_lane) == lane])) for lane in range(len(c.lanes))]
     assert max([host, *streams]) <= timeline.makespan <= host + work
 
 
-def monotone_in_every_cost(S: Any, H: Any, data: dict[str, Any]) -> None:
+def monotone_in_every_cost(data: dict[str, Any]) -> None:
     """Raising any one cost or duration makes nothing earlier."""
-    base = simulated(S, data)
+    base = simulated(data)
     places = [(s, "cost") for s in range(len(data["steps"])) if data["steps"][s].get("cost") is not None]
     for step, name in places:
         changed = copy.deepcopy(data)
         changed["steps"][step][name] += 3
-        _nothing_earlier(base, simulated(S, changed))
+        _nothing_earlier(base, simulated(changed))
         for j in range(len(changed["steps"][step].get("ops", []))):
             longer = copy.deepcopy(data)
             longer["steps"][step]["ops"][j]["duration"] += 3
-            _nothing_earlier(base, simulated(S, longer))
+            _nothing_earlier(base, simulated(longer))
 
 
 def _nothing_earlier(base: Any, other: Any) -> None:
@@ -199,32 +231,32 @@ def _nothing_earlier(base: Any, other: Any) -> None:
     assert other.makespan >= base.makespan
 
 
-def scaling_costs_scales_times(S: Any, H: Any, data: dict[str, Any]) -> None:
+def scaling_costs_scales_times(data: dict[str, Any]) -> None:
     """Seven times every cost gives seven times every time."""
     scaled = copy.deepcopy(data)
     for item in [*scaled["lead"], *scaled["steps"], *(op for s in scaled["steps"] for op in s.get("ops", []))]:
         for name in ("cost", "duration"):
             if name in item:
                 item[name] *= 7
-    one, seven = simulated(S, data), simulated(S, scaled)
+    one, seven = simulated(data), simulated(scaled)
     for name in ("host_start", "host_end", "op_submitted", "op_start", "op_end"):
         assert (getattr(seven, name) == 7 * getattr(one, name)).all(), name
 
 
-def removing_a_wait_never_lengthens(S: Any, H: Any, data: dict[str, Any]) -> None:
+def removing_a_wait_never_lengthens(data: dict[str, Any]) -> None:
     """Without any one host wait or stream wait, no operation ends later and the makespan is no longer."""
-    base = simulated(S, data)
+    base = simulated(data)
     for i, step in enumerate(data["steps"]):
         if step["kind"] in ("wait", "stream_wait"):
             without = {**data, "steps": data["steps"][:i] + data["steps"][i + 1 :]}
-            other = simulated(S, without)
+            other = simulated(without)
             assert other.makespan <= base.makespan
             assert (other.op_end <= base.op_end).all()
 
 
-def wait_stops_submission_until_done(S: Any, H: Any, data: dict[str, Any]) -> None:
+def wait_stops_submission_until_done(data: dict[str, Any]) -> None:
     """A wait on an operation ends when both host and operation are there; nothing is submitted in between."""
-    timeline = simulated(S, data)
+    timeline = simulated(data)
     labels = [op["label"] for op in data["lead"]]
     for i, step in enumerate(data["steps"]):
         if step["kind"] == "wait" and "op" in step:
@@ -235,10 +267,10 @@ def wait_stops_submission_until_done(S: Any, H: Any, data: dict[str, Any]) -> No
         labels += [op["label"] for op in step.get("ops", [])]
 
 
-def starts_as_soon_as_allowed(S: Any, H: Any, data: dict[str, Any]) -> None:
+def starts_as_soon_as_allowed(data: dict[str, Any]) -> None:
     """Without stream waits, an operation starts at the last of: submission, stream free, dependencies done."""
     data = {**data, "steps": [s for s in data["steps"] if s["kind"] != "stream_wait"]}
-    timeline = simulated(S, data)
+    timeline = simulated(data)
     c = timeline.columns
     free: dict[int, int] = {}
     for j in range(len(c.op_duration)):
@@ -250,12 +282,12 @@ def starts_as_soon_as_allowed(S: Any, H: Any, data: dict[str, Any]) -> None:
         free[lane] = timeline.op_end[j]
 
 
-def idle_is_the_rest_of_the_window(S: Any, H: Any, data: dict[str, Any]) -> None:
+def idle_is_the_rest_of_the_window(data: dict[str, Any]) -> None:
     """Per unit of time: a device is idle where none of its streams executes (integer times, so units are exact)."""
-    timeline = simulated(S, data)
+    timeline = simulated(data)
     for device in {d for d, _ in timeline.columns.lanes}:
         owner = np.array([d for d, _ in timeline.columns.lanes])[np.asarray(timeline.columns.op_lane, int)]
-        idle = H.idle_intervals(timeline, device)
+        idle = idle_intervals(timeline, device)
         for unit in range(int(timeline.makespan)):
             executing = (owner == device) & (timeline.op_start <= unit) & (unit < timeline.op_end)
             assert bool(executing.any()) != bool(np.any((idle[:, 0] <= unit) & (unit < idle[:, 1])))

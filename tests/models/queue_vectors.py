@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from workbench.core.files import replace_file
-from workbench.models.headroom import device_headroom, idle_intervals, readouts, stream_headroom
+from workbench.models.headroom import device_headroom, idle_intervals, readouts
 from workbench.models.submission import (
     EventRecord,
     HostWait,
@@ -148,7 +148,7 @@ def expect(program: Program) -> dict[str, Any]:
     return {
         **{name: getattr(timeline, name).tolist() for name in TIMES},
         "makespan": timeline.makespan,
-        "headroom_stream": {lane_name(lane): curve(stream_headroom(timeline, *lane)) for lane in sorted(lanes)},
+        "headroom_stream": {lane_name(lane): curve(device_headroom(timeline, *lane)) for lane in sorted(lanes)},
         "headroom_device": {str(d): curve(device_headroom(timeline, d)) for d in devices},
         "idle": {str(d): idle_intervals(timeline, d).tolist() for d in devices},
         "queries": [readouts(timeline, t) for t in queries.tolist()],

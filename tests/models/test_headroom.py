@@ -15,7 +15,6 @@ from workbench.models.headroom import (
     idle_intervals,
     queued_blocks,
     readouts,
-    stream_headroom,
 )
 from workbench.models.submission import HostWait, HostWork, Op, Program, RangePop, RangePush, Submit, simulate
 
@@ -45,10 +44,23 @@ def test_lead_is_there_at_time_zero() -> None:
 def test_device_curve_is_the_sum_of_its_streams() -> None:
     timeline = simulate(Program((one("a", 1, 4), one("b", 1, 4, stream=1), one("c", 0, 1, device=1))))
     x = np.linspace(0, timeline.makespan, 37)
-    total = stream_headroom(timeline, 0, 0).at(x) + stream_headroom(timeline, 0, 1).at(x)
+    total = device_headroom(timeline, 0, 0).at(x) + device_headroom(timeline, 0, 1).at(x)
     assert device_headroom(timeline, 0).at(x) == pytest.approx(total, abs=1e-12)
     assert device_headroom(timeline, 0).at(3) == 2 + 3
     assert [headroom_at(timeline, 0, t) for t in x] == pytest.approx(total, abs=1e-12)
+
+
+def test_a_stream_s_curve_jumps_when_submission_is_complete_and_drains_at_unit_rate() -> None:
+    timeline = simulate(Program((one("a", 3, 2, stream=1), one("b", 1, 4), one("c", 1, 2))))
+    x = np.array([1, 2.5, 3, 4, 5, 6, 8, 9, 10, 11])
+    assert device_headroom(timeline, 0, 0).at(x).tolist() == [0, 0, 0, 4, 5, 4, 2, 1, 0, 0]
+    assert device_headroom(timeline, 0, 1).at(x).tolist() == [0, 0, 2, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_a_short_interval_inside_a_long_one_ends_no_work() -> None:
+    timeline = simulate(Program((one("long", 0, 9), one("short", 1, 2, stream=1), one("late", 4, 1, stream=1),
+                                 one("last", 9, 1))))  # fmt: skip
+    assert idle_intervals(timeline).tolist() == [[9, 14]]
 
 
 def test_idle_window_clips() -> None:
@@ -102,7 +114,7 @@ def test_idle_for_a_dependency_is_not_blamed_on_submission() -> None:
     assert state["headroom"]["0"] == 1
 
 
-@pytest.mark.parametrize("call", [lambda t: stream_headroom(t, 0, 5), lambda t: device_headroom(t, 3)])
+@pytest.mark.parametrize("call", [lambda t: device_headroom(t, 0, 5), lambda t: device_headroom(t, 3)])
 def test_unknown_lane_is_named(call: Any) -> None:
     with pytest.raises(ValueError, match=r"no (lane|device)"):
         call(simulate(Program((one("a", 1, 1),))))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from queue_properties import program as from_json
 
 from workbench.models import submission as S
 from workbench.models.submission import (
@@ -20,7 +21,6 @@ from workbench.models.submission import (
     RangePush,
     StreamWait,
     Submit,
-    program_from_json,
     program_to_json,
     simulate,
 )
@@ -45,11 +45,36 @@ def test_events_table_by_hand() -> None:
     assert events["step"].tolist() == [1, 2, 4, -1, 1, 4]
 
 
-def test_stream_wait_holds_the_stream_and_not_the_host() -> None:
-    steps = (one("a", 1, 9), EventRecord("e"), StreamWait("e", stream=1), one("b", 1, 1, stream=1), HostWork("w", 1))
-    timeline = simulate(Program(steps))
-    assert timeline.op_start.tolist() == [1, 10]
-    assert timeline.host_end[-1] == 3
+# What the rule says, one clause a row: the program, and the times of its host steps or operations worked out by hand.
+RULES = {
+    "an operation starts after its submission": ((HostWork("w", 5), one("a", 1, 2)), "op_start", [6]),
+    "it starts when its stream is free": ((one("a", 1, 4), one("b", 1, 1)), "op_start", [1, 5]),
+    "it starts when its dependencies are met": (
+        (one("a", 1, 4), one("b", 1, 1, stream=1, after=("a",))), "op_start", [1, 5]),
+    "a submission costs host time, then its operations are queued": (
+        (one("a", 3, 1), one("b", 2, 1)), "op_submitted", [3, 5]),
+    "host work costs host time": ((HostWork("w", 5), HostWork("v", 2)), "host_end", [5, 7]),
+    "a wait stops submission until its target is done": (
+        (one("a", 1, 4), HostWait("w", op="a"), one("b", 1, 1)), "op_submitted", [1, 6]),
+    "a wait for what is done costs nothing": (
+        (one("a", 1, 1), HostWork("w", 4), HostWait("w", op="a"), HostWork("v", 1)), "host_end", [1, 5, 5, 6]),
+    "an event is done with the work before it": (
+        (one("a", 1, 9), EventRecord("e"), HostWait("w", event="e")), "host_end", [1, 1, 10]),
+    "a device wait is for all its streams": (
+        (one("a", 1, 9), one("b", 1, 1, stream=1), HostWait("w", device=0)), "host_end", [1, 2, 10]),
+    "a stream wait is for one stream": (
+        (one("a", 1, 9), one("b", 1, 1, stream=1), HostWait("w", stream=1)), "host_end", [1, 2, 3]),
+    "a stream wait of the device holds the stream": (
+        (one("a", 1, 9), EventRecord("e"), StreamWait("e", stream=1), one("b", 1, 1, stream=1)), "op_start", [1, 10]),
+    "and not the host": (
+        (one("a", 1, 9), EventRecord("e"), StreamWait("e", stream=1), HostWork("w", 1)), "host_end", [1, 1, 1, 2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("clause", RULES)
+def test_rule(clause: str) -> None:
+    steps, times, expected = RULES[clause]
+    assert getattr(simulate(Program(steps)), times).tolist() == expected
 
 
 def test_integer_nanoseconds_stay_exact() -> None:
@@ -66,7 +91,7 @@ def test_json_round_trip() -> None:
         StreamWait("e", 2), HostWait("e", event="e"), RangePop(),
     )  # fmt: skip
     program = Program(steps, (Op("lead", 1),), "name", "us")
-    assert program_from_json(program_to_json(program)) == program
+    assert from_json(program_to_json(program)) == program
 
 
 BAD = {

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from queue_properties import PROPERTIES, simulated
 
-from workbench.models import headroom, submission
 from workbench.models.headroom import device_headroom, idle_intervals
 from workbench.models.submission import Op, Program, Submit, simulate
 
@@ -59,7 +58,7 @@ def test_property(prop: Any) -> None:
     @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
     @given(programs())
     def run(data: dict[str, Any]) -> None:
-        prop(submission, headroom, data)
+        prop(data)
 
     run()
 
@@ -102,9 +101,9 @@ def test_threads_without_shared_streams_do_not_disturb_each_other(first: dict, s
         steps.append(queues[side].pop(0))
         order.append(side)
     lead = [*first["lead"], *(_renamed({"device": 0, **op}) for op in second["lead"])]
-    both = simulated(submission, {**first, "lead": lead, "steps": steps})
+    both = simulated({**first, "lead": lead, "steps": steps})
     for side, alone in enumerate((first, second)):
-        expected = simulated(submission, alone)
+        expected = simulated(alone)
         assert both.host_end[np.array(order, int) == side].tolist() == expected.host_end.tolist()
 
 

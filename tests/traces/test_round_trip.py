@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kineto_files import call, event, kernel, write
 
-from workbench.models.headroom import busy_window, device_headroom, idle_intervals, stream_headroom
+from workbench.models.headroom import busy_window, device_headroom, idle_intervals
 from workbench.models.submission import SUBMIT, WAIT, HostWait, HostWork, Op, Program, Submit, simulate
 from workbench.traces import read
 from workbench.traces.idle import CAUSES, TURNAROUND_NS, Analysis
@@ -127,7 +127,7 @@ def test_idle_causes_waits_and_headroom_come_back_exactly(tmp_path_factory, prog
         t = want.t.astype(np.int64)
         assert got.at(t).tolist() == want.after.tolist() and set(got.t_ns) <= set(t)
         for stream in analysis.streams(pair):
-            alone = stream_headroom(timeline, device, stream)
+            alone = device_headroom(timeline, device, stream)
             assert analysis.headroom(pair, stream).at(alone.t.astype(np.int64)).tolist() == alone.after.tolist()
     c = timeline.columns
     waits = sorted(

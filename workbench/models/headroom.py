@@ -48,15 +48,17 @@ class Curve:
         return np.repeat(self.t, 2), np.column_stack([self.before, self.after]).ravel()
 
 
-def stream_headroom(timeline: Timeline, device: int = 0, stream: int = 0) -> Curve:
-    """Headroom of one stream; on one stream without cross-stream dependencies it is zero exactly while it is idle."""
-    lane = _lane_index(timeline, device, stream)
-    return _curve(timeline, [lane])
+def device_headroom(timeline: Timeline, device: int = 0, stream: int | None = None) -> Curve:
+    """Headroom of a device: the sum of its streams' curves; with `stream` that one's alone.
 
-
-def device_headroom(timeline: Timeline, device: int = 0) -> Curve:
-    """Headroom of a device: the sum of its streams' curves."""
-    return _curve(timeline, _device_lanes(timeline, device))
+    On one stream without cross-stream dependencies it is zero exactly while the stream is idle.
+    """
+    lanes = _device_lanes(timeline, device, stream)
+    mine = np.isin(timeline.columns.op_lane, lanes)
+    points = (timeline.op_submitted[mine], timeline.op_start[mine], timeline.op_end[mine])
+    t = np.unique(np.concatenate([np.array([0, timeline.makespan], timeline.op_start.dtype), *points]))
+    values = [_stream_values(timeline, lane, t) for lane in lanes]
+    return Curve(t, sum(v[0] for v in values), sum(v[1] for v in values))  # type: ignore[arg-type]
 
 
 def headroom_at(timeline: Timeline, device: int, t: float) -> float:
@@ -191,27 +193,13 @@ def _gpu_at(timeline: Timeline, device: int, t: float) -> dict[str, Any]:
     return {"kind": "idle", "next": following, "reason": reason}
 
 
-def _lane_index(timeline: Timeline, device: int, stream: int) -> int:
+def _device_lanes(timeline: Timeline, device: int, stream: int | None = None) -> list[int]:
     lanes = timeline.columns.lanes
-    if (device, stream) not in lanes:
-        raise ValueError(f"no lane {lane_name((device, stream))}: this program has {[lane_name(v) for v in lanes]}")
-    return lanes.index((device, stream))
-
-
-def _device_lanes(timeline: Timeline, device: int) -> list[int]:
-    lanes = [i for i, (owner, _) in enumerate(timeline.columns.lanes) if owner == device]
-    if not lanes:
-        known = sorted({owner for owner, _ in timeline.columns.lanes})
-        raise ValueError(f"no device {device}: this program uses devices {known}")
-    return lanes
-
-
-def _curve(timeline: Timeline, lanes: list[int]) -> Curve:
-    mine = np.isin(timeline.columns.op_lane, lanes)
-    points = (timeline.op_submitted[mine], timeline.op_start[mine], timeline.op_end[mine])
-    t = np.unique(np.concatenate([np.array([0, timeline.makespan], timeline.op_start.dtype), *points]))
-    values = [_stream_values(timeline, lane, t) for lane in lanes]
-    return Curve(t, sum(v[0] for v in values), sum(v[1] for v in values))  # type: ignore[arg-type]
+    found = [i for i, lane in enumerate(lanes) if lane[0] == device and stream in (None, lane[1])]
+    if not found:
+        what = f"device {device}" if stream is None else f"lane {lane_name((device, stream))}"
+        raise ValueError(f"no {what}: this program uses {', '.join(map(lane_name, lanes)) or 'none'}")
+    return found
 
 
 def _stream_values(timeline: Timeline, lane: int, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

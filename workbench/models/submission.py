@@ -420,9 +420,6 @@ def _wait_target(
     return step.device, WAIT_DEVICE
 
 
-_JSON_KINDS = dict(zip(("submit", "work", "wait", "record", "stream_wait", "push", "pop"), _STEP_CLASSES, strict=True))
-
-
 def program_to_json(program: Program) -> dict[str, Any]:
     """The program as plain JSON values (schema 1); fields at their default are left out."""
 
@@ -438,31 +435,9 @@ def program_to_json(program: Program) -> dict[str, Any]:
             out["after"] = list(out["after"])
         return {k: v for k, v in out.items() if v is not None}
 
-    names = {cls: kind for kind, cls in _JSON_KINDS.items()}
+    names = dict(zip(_STEP_CLASSES, KINDS))
     return {
         "schema": SCHEMA, "name": program.name, "time_unit": program.time_unit,
         "lead": [plain(op) for op in program.lead],
         "steps": [{"kind": names[type(step)], **plain(step)} for step in program.steps],
     }  # fmt: skip
-
-
-def program_from_json(data: Mapping[str, Any]) -> Program:
-    """The inverse of `program_to_json`.
-
-    Raises:
-        ValueError: not schema 1.
-    """
-    if data.get("schema") != SCHEMA:
-        raise ValueError(f"program: expected an object with schema {SCHEMA}, got {data.get('schema')!r}")
-
-    def op(raw: Mapping[str, Any]) -> Op:
-        return Op(**{**raw, "after": tuple(raw.get("after", ()))})
-
-    def step(raw: Mapping[str, Any]) -> Any:
-        values = {k: v for k, v in raw.items() if k != "kind"}
-        if "ops" in values:
-            values["ops"] = tuple(map(op, values["ops"]))
-        return _JSON_KINDS[raw["kind"]](**values)
-
-    steps, lead = tuple(map(step, data["steps"])), tuple(map(op, data["lead"]))
-    return Program(steps, lead, data.get("name", ""), data.get("time_unit", ""))
