@@ -286,7 +286,7 @@ def test_notebooks_that_may_measure_run_alone(
         if "starts" in line or "passed" in line
     ]
     assert order[:4] == ["a:", "a:", "b:", "b:"]
-    assert order[4:6] == ["c:", "d:"] and sorted(order[6:]) == ["c:", "d:"]
+    assert sorted(order[4:6]) == ["c:", "d:"] == sorted(order[6:])
 
 
 @pytest.mark.parametrize(

@@ -289,12 +289,12 @@ def test_a_killed_driver_takes_its_local_cluster_with_it(tmp_path: Path, monkeyp
     end = time.monotonic() + 60
     while not stage.finished_runs() and time.monotonic() < end:
         time.sleep(0.05)
-    before = stage.finished_runs()
     driver.kill()
     driver.wait()
     end = time.monotonic() + 10
     while (left := stage.left()) and time.monotonic() < end:
         time.sleep(0.1)
+    before = stage.finished_runs()
     assert before and not left
     assert len(before) < 6, "the driver was too quick for this test"
     done = subprocess.run([*command, "--workers", "2"], capture_output=True, text=True, timeout=120)

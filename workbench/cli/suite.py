@@ -45,7 +45,6 @@ def listing() -> list[dict[str, Any]]:
     from workbench.core.params import describe
     from workbench.experiments import slugs
     from workbench.suite.catalog import GROUPS, Notebook, NotebookError, find_notebooks, notebooks_root
-    from workbench.suite.process import title_of
 
     notebooks = {n.slug: n for n in find_notebooks()}
     rows = []
@@ -64,7 +63,7 @@ def listing() -> list[dict[str, Any]]:
         row["notebook"] = f"{notebook.group}/{slug}.ipynb" if slug in notebooks else None
         try:
             experiment = notebook.experiment
-            row["title"] = title_of(notebook)
+            row["title"] = notebook.title
             if experiment is not None:
                 row |= {k: getattr(experiment, k) for k in ("group", "claim", "kind", "anchor")}
                 row |= {"sources": experiment.sources(), "params": describe(experiment.params)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,6 +86,18 @@ class Notebook:
             return False
         measures = experiment is None or "live" in experiment.sources()
         return measures and params.get("source", default) in ("auto", "live")
+
+    @property
+    def title(self) -> str:
+        """The experiment's title, else the notebook's first heading, else its slug."""
+        with contextlib.suppress(NotebookError):
+            if self.experiment is not None:
+                return self.experiment.title
+            for cell in self.content["cells"]:
+                text = source_of(cell).lstrip()
+                if cell["cell_type"] == "markdown" and text.startswith("#"):
+                    return text.splitlines()[0].lstrip("# ").strip()
+        return self.slug
 
     @property
     def quick(self) -> dict[str, Any]:

@@ -23,15 +23,13 @@ HEADINGS = {
 
 def index_text() -> str:
     """Return one Markdown table per group: notebook, what it shows, kind, where in the report."""
-    from workbench.suite.process import title_of
-
     blocks = []
     notebooks = find_notebooks()
     for group in (*GROUPS, *sorted({n.group for n in notebooks} - set(GROUPS))):
         rows = []
         for notebook in (n for n in notebooks if n.group == group):
             e = notebook.experiment
-            link = f"[{_cell(title_of(notebook))}](notebooks/{group}/{notebook.slug}.ipynb)"
+            link = f"[{_cell(notebook.title)}](notebooks/{group}/{notebook.slug}.ipynb)"
             rows.append(
                 f"| {link} | {_cell(e.claim if e else '')} | {e.kind if e else ''} | {_cell(e.anchor if e else '')} |"
             )

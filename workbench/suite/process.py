@@ -7,7 +7,6 @@ import datetime
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ START_TIMEOUT_S = 60
 GRACE_S = 10.0
 EXPORT_TIMEOUT_S = 180.0
 ATTEMPTS = 2
+LOOK_S = 0.25
 
 Event = Callable[[dict[str, Any]], None]
 
@@ -41,12 +41,14 @@ def run_one(
     timeout: float = DEFAULT_TIMEOUT_S,
     *,
     fingerprint: str | None = None,
-    on_event: Event | None = None,
+    back_link: str | None = None,
+    on_event: Event = lambda event: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Execute one notebook and write ``<slug>.ipynb``, ``.html`` and ``.json`` into `out`.
 
-    It may run in any process of any machine (a Dask worker, a nightly job): it starts a process for the notebook, waits
-    for it, and leaves no kernel behind even if the caller is killed.
+    It may run in any process of any machine (a Dask worker, a nightly job) and in any thread: it starts a process for
+    the notebook, waits for it, and leaves no kernel behind even if the caller is killed.
 
     Args:
         notebook: the ``.ipynb`` file.
@@ -54,23 +56,50 @@ def run_one(
         out: folder for the results; made if missing.
         timeout: limit for the whole notebook, in seconds.
         fingerprint: kept in the outcome, so that a later run can tell that nothing changed.
+        back_link: address that the HTML page leads back to, relative to it.
         on_event: called with each progress event (``start``, ``ready``, ``cell``, ``retry``, ``end``).
+        stopped: asked a few times a second; once true, the notebook is ended, its outcome is ``interrupted``, and
+            earlier results stay whole.
     Returns:
         The outcome, as in ``<slug>.json``: ``slug, status, seconds, peak_memory_bytes, source, recording,
         badge, checks, error, params, attempts, ...``. A notebook that fails is an outcome, not an exception.
     Raises:
         OutputError: `out` cannot be written, or the output would replace the input.
     """
-    run = NotebookRun(Notebook(Path(notebook)), params, Path(out), timeout, fingerprint=fingerprint, on_event=on_event)
+    source, out = Notebook(Path(notebook)), Path(out).absolute()
+    began, started = time.monotonic(), datetime.datetime.now(datetime.UTC)
+    prepare_folder(out)
+    if (out / f"{source.slug}.ipynb").resolve() == source.path.resolve():
+        raise OutputError(f"{source.slug}: the output folder is the notebook's own folder; choose another --out")
+    on_event({"event": "start", "slug": source.slug})
+    job = {
+        "input": str(source.path),
+        "back_link": back_link,
+        "cwd": str(source.path.parent),
+        "parameters": dict(params),
+        "timeout_s": float(timeout),
+        "start_timeout_s": START_TIMEOUT_S,
+    }
     try:
-        run.start()
-        while not run.step(0.5):
-            pass
-    except BaseException:
-        run.stop()
-        raise
-    assert run.outcome is not None
-    return run.outcome
+        _ = source.content
+    except NotebookError as error:
+        refused = {"kind": "invalid_notebook", "message": str(error)}
+        found = {"attempts": 1} | verdict.judge(Path(os.devnull), 0, refused, limit_s=timeout)
+        _publish({}, out, source.slug)
+    else:
+        attempts = (_attempt(number, source.slug, job, out, on_event, stopped) for number in range(1, ATTEMPTS + 1))
+        found = next(filter(None, attempts))
+    outcome = {
+        **nothing_run(source, params),
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - began, 2),
+        "fingerprint": fingerprint,
+        **found,
+    }
+    if outcome["status"] != verdict.INTERRUPTED:
+        write_json(out / f"{source.slug}.json", outcome)
+        on_event({"event": "end", **outcome})
+    return outcome
 
 
 def prepare_folder(out: Path) -> None:
@@ -92,233 +121,151 @@ def write_json(path: Path, content: Any) -> None:
     replace_file(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-class NotebookRun:
-    """One notebook on its way: `start`, then `step` until it returns True; `stop` at any time.
+def _attempt(
+    number: int, slug: str, job: dict[str, Any], out: Path, on_event: Event, stopped: Callable[[], bool]
+) -> dict[str, Any] | None:
+    """Execute a notebook once; return what came of it, None where its kernel did not start and may be tried again."""
+    stem = f".{slug}.running-{os.getpid()}-{number}"
+    files = {ending: out / (stem + ending) for ending in (".ipynb", ".html", ".log")}
+    base = tempfile.gettempdir()  # paths of Unix sockets have a limit of 107 bytes
+    sockets = tempfile.TemporaryDirectory(
+        prefix="wb-", dir=base if len(base) < 60 else "/tmp", ignore_cleanup_errors=True
+    )
+    with contextlib.ExitStack() as at_end:
+        connection = Path(at_end.enter_context(sockets)) / "k.json"
+        for path in files.values():
+            at_end.callback(path.unlink, missing_ok=True)
+        job |= {
+            "output": str(files[".ipynb"]),
+            "html": str(files[".html"]),
+            "scratch": [str(path) for path in files.values()],
+            "connection_file": str(connection),
+        }
+        process = _Process(job, files[".log"], lambda event: on_event({**event, "slug": slug}))
+        ended = process.follow(stopped)
+        told = {"attempts": number, "peak_memory_bytes": process.peak_bytes, "code_cells": process.cells}
+        if ended == "stopped":
+            return told | {"status": verdict.INTERRUPTED, "error": {"kind": "interrupted", "message": "interrupted"}}
+        error, status = process.error, process.status
+        if error and error["kind"] == "kernel_start" and number < ATTEMPTS:
+            on_event({"event": "retry", "slug": slug, "message": error["message"]})
+            return None
+        log = _tail(files[".log"])
+        if ended == "limit":
+            status = int(error is not None) if process.executed else None
+        elif status not in (0, 1) and error is None:
+            message = f"the executing process ended with status {status}"
+            error = {"kind": "runner", "message": message, "traceback": log}
+        found = verdict.judge(files[".ipynb"], status, error, limit_s=job["timeout_s"])
+        if log and found["error"] and found["error"]["kind"] in ("kernel_died", "kernel_start", "runner"):
+            found["error"]["log"] = log
+        if _publish(files, out, slug) == [".ipynb"]:
+            found["html_error"] = process.html_error or "the HTML export did not finish"
+        return told | found
 
-    `back_link` is the address that the HTML page leads back to, relative to it.
 
-    Attributes:
-        outcome: what came of it, once `step` has returned True or after `stop`.
+def _publish(files: Mapping[str, Path], out: Path, slug: str) -> list[str]:
+    """Put a readable executed notebook and its page in place of earlier ones; return the endings of what is there."""
+    readable = ".ipynb" in files and verdict.cells_of(files[".ipynb"]) is not None
+    placed = []
+    for ending in (".ipynb", ".html"):
+        if readable and files[ending].exists():
+            os.replace(files[ending], out / (slug + ending))
+            placed.append(ending)
+        else:
+            (out / (slug + ending)).unlink(missing_ok=True)
+    return placed
+
+
+class _Process:
+    """The process that executes a notebook, see `workbench.suite.child`, and what it has said so far.
+
+    Args:
+        job: what it reads from its stdin.
+        log: file for what it prints.
+        on_event: called with its events ``ready`` and ``cell``.
     """
 
-    def __init__(
-        self,
-        notebook: Notebook,
-        params: Mapping[str, Any],
-        out: Path,
-        timeout_s: float,
-        *,
-        fingerprint: str | None = None,
-        back_link: str | None = None,
-        on_event: Event | None = None,
-    ) -> None:
-        self.notebook, self.params, self.out = notebook, dict(params), out.absolute()
-        self.timeout_s, self.fingerprint = float(timeout_s), fingerprint
-        self.back_link = back_link
-        self.outcome: dict[str, Any] | None = None
-        self._emit = on_event or (lambda event: None)
-        self._attempt = 0
-        self._began = time.monotonic()
-        self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self._process: subprocess.Popen[bytes] | None = None
-        self._forget()
-
-    def _forget(self) -> None:
-        """Begin without anything that an earlier attempt left."""
-        self._buffer, self._executed = b"", False
-        self._error: dict[str, Any] | None = None
-        self._html_error: str | None = None
-        self._kernel_pid: int | None = None
-        self._peak: int | None = None
-        self._cells: int | None = None
-        self._tmp: dict[str, Path] = {}
-
-    def start(self) -> None:
-        """Start executing; a notebook that cannot be run is an outcome at once.
-
-        Raises:
-            OutputError: the folder cannot be written, or the output would replace the input.
-        """
-        prepare_folder(self.out)
-        if self._final(".ipynb").resolve() == self.notebook.path.resolve():
-            raise OutputError(
-                f"{self.notebook.slug}: the output folder is the notebook's own folder; choose another --out"
-            )
-        self._emit({"event": "start", "slug": self.notebook.slug})
-        try:
-            _ = self.notebook.content
-        except NotebookError as error:
-            self._attempt = 1
-            refused = {"kind": "invalid_notebook", "message": str(error)}
-            self._finish(verdict.judge(Path(os.devnull), 0, refused, limit_s=self.timeout_s))
-            return
-        self._launch()
-
-    def step(self, wait_s: float) -> bool:
-        """Read what the process says for at most `wait_s` seconds; True once the outcome is there."""
-        if self.outcome is not None:
-            return True
-        ended = False
-        if select.select([self], [], [], wait_s)[0]:
-            chunk = os.read(self.fileno(), 1 << 16)
-            ended = not chunk
-            self._hear(chunk)
-        if ended or time.monotonic() > self._deadline:
-            self._conclude(killed=not ended)
-        return self.outcome is not None
-
-    def fileno(self) -> int:
-        """The pipe to wait on, for `select`."""
-        assert self._process is not None and self._process.stdout is not None
-        return self._process.stdout.fileno()
-
-    def stop(self) -> None:
-        """End the process and its kernel, keep earlier results whole, and make the outcome ``interrupted``."""
-        if self.outcome is not None:
-            return
-        self._kill()
-        self._clean()
-        self.outcome = self._outcome(
-            {"status": verdict.INTERRUPTED, "error": {"kind": "interrupted", "message": "interrupted"}}
-        )
-
-    def _launch(self) -> None:
-        self._attempt += 1
-        self._forget()
-        self._sockets = _socket_folder()
-        stem = f".{self.notebook.slug}.running-{os.getpid()}-{self._attempt}"
-        self._tmp = {ending: self.out / (stem + ending) for ending in (".ipynb", ".html", ".log")}
-        env = {**os.environ, "MPLBACKEND": "agg", "PYTHONUNBUFFERED": "1"}
-        with self._tmp[".log"].open("wb") as log:
+    def __init__(self, job: Mapping[str, Any], log: Path, on_event: Event) -> None:
+        self.error: dict[str, Any] | None = None
+        self.html_error: str | None = None
+        self.peak_bytes: int | None = None
+        self.cells: int | None = None
+        self.executed = False
+        self._buffer, self._kernel_pid, self._emit = b"", None, on_event
+        self._deadline = time.monotonic() + job["timeout_s"] + GRACE_S
+        with log.open("wb") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "workbench.suite.child"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=log,
+                stderr=stderr,
+                bufsize=0,
                 start_new_session=True,
-                env=env,
+                env={**os.environ, "MPLBACKEND": "agg", "PYTHONUNBUFFERED": "1"},
             )
-        job = {
-            "input": str(self.notebook.path),
-            "output": str(self._tmp[".ipynb"]),
-            "html": str(self._tmp[".html"]),
-            "back_link": self.back_link,
-            "scratch": [str(p) for p in self._tmp.values()],
-            "connection_file": str(self._sockets / "k.json"),
-            "cwd": str(self.notebook.path.parent),
-            "parameters": self.params,
-            "timeout_s": self.timeout_s,
-            "start_timeout_s": START_TIMEOUT_S,
-        }
-        self._deadline = time.monotonic() + self.timeout_s + GRACE_S
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(job).encode() + b"\n")
-            self._process.stdin.flush()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._job = json.dumps(job).encode() + b"\n"
+
+    @property
+    def status(self) -> int:
+        """Its exit status, after `follow`."""
+        return self._process.returncode
+
+    def follow(self, stopped: Callable[[], bool]) -> str:
+        """Give it its job and listen; return ``ended``, ``limit`` or ``stopped``, with nothing of it left running."""
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                self._stdin.write(self._job)
+            while time.monotonic() < self._deadline:
+                if stopped():
+                    return "stopped"
+                if select.select([self._stdout], [], [], LOOK_S)[0]:
+                    chunk = os.read(self._stdout.fileno(), 1 << 16)
+                    if not chunk:
+                        self._process.wait()
+                        return "ended"
+                    self._hear(chunk)
+            return "limit"
+        finally:
+            self._end()
 
     def _hear(self, chunk: bytes) -> None:
         *lines, self._buffer = (self._buffer + chunk).split(b"\n")
-        for line in lines:
-            self._heard(json.loads(line))
+        for event in map(json.loads, lines):
+            kind = event["event"]
+            self.peak_bytes = max(self.peak_bytes or 0, event.get("peak_bytes") or 0) or None
+            if kind == "kernel":
+                self._kernel_pid = event["pid"]
+            elif kind == "error":
+                self.error = event
+            elif kind == "html_error":
+                self.html_error = event["message"]
+            elif kind == "executed":
+                self._deadline = time.monotonic() + EXPORT_TIMEOUT_S
+                self.executed = True
+            elif kind in ("ready", "cell"):
+                self.cells = event.get("cells")
+                self._emit(event)
 
-    def _heard(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if event.get("peak_bytes"):
-            self._peak = max(self._peak or 0, event["peak_bytes"])
-        if kind == "kernel":
-            self._kernel_pid = event["pid"]
-        elif kind == "error":
-            self._error = event
-        elif kind == "html_error":
-            self._html_error = event["message"]
-        elif kind == "executed":
-            self._deadline = time.monotonic() + EXPORT_TIMEOUT_S
-            self._executed = True
-        if kind in ("ready", "cell"):
-            self._cells = event.get("cells")
-            self._emit({**event, "slug": self.notebook.slug})
-
-    def _conclude(self, *, killed: bool) -> None:
-        assert self._process is not None
-        if not killed:
-            self._process.wait()
-        self._kill()
-        status: int | None = self._process.returncode
-        if killed:
-            status = int(self._error is not None) if self._executed else None
-        if self._error and self._error["kind"] == "kernel_start" and self._attempt < ATTEMPTS:
-            self._emit({"event": "retry", "slug": self.notebook.slug, "message": self._error["message"]})
-            self._clean()
-            self._launch()
-            return
-        log = _tail(self._tmp[".log"])
-        if status not in (0, 1, None) and self._error is None:
-            message = f"the executing process ended with status {status}"
-            self._error = {"kind": "runner", "message": message, "traceback": log}
-        found = verdict.judge(self._tmp[".ipynb"], status, self._error, limit_s=self.timeout_s)
-        if log and found["error"] and found["error"]["kind"] in ("kernel_died", "kernel_start", "runner"):
-            found["error"]["log"] = log
-        self._finish(found)
-
-    def _finish(self, found: dict[str, Any]) -> None:
-        readable = ".ipynb" in self._tmp and verdict.cells_of(self._tmp[".ipynb"]) is not None
-        for ending in (".ipynb", ".html"):
-            if readable and self._tmp[ending].exists():
-                os.replace(self._tmp[ending], self._final(ending))
-            else:
-                self._final(ending).unlink(missing_ok=True)
-        if readable and not self._final(".html").exists():
-            found["html_error"] = self._html_error or "the HTML export did not finish"
-        self._clean()
-        self.outcome = self._outcome(found)
-        write_json(self._final(".json"), self.outcome)
-        self._emit({"event": "end", **self.outcome})
-
-    def _outcome(self, found: dict[str, Any]) -> dict[str, Any]:
-        return {
-            **nothing_run(self.notebook, self.params),
-            "started": self._started,
-            "seconds": round(time.monotonic() - self._began, 2),
-            "peak_memory_bytes": self._peak,
-            "code_cells": self._cells,
-            "attempts": self._attempt,
-            "fingerprint": self.fingerprint,
-            **found,
-        }
-
-    def _final(self, ending: str) -> Path:
-        return self.out / (self.notebook.slug + ending)
-
-    def _kill(self) -> None:
+    def _end(self) -> None:
         """End the executing process, its kernel, and what the kernel started."""
-        process = self._process
-        if process is None:
-            return
-        if process.poll() is None:
+        if self._process.poll() is None:
             with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGTERM)
+                os.killpg(self._process.pid, signal.SIGTERM)
             try:
-                process.wait(3)
+                self._process.wait(3)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        assert process.stdout is not None and process.stdin is not None
-        if not process.stdout.closed:  # the last events of a process that has ended: one may name the kernel
-            os.set_blocking(self.fileno(), False)
-            with contextlib.suppress(BlockingIOError):
-                self._hear(process.stdout.read() or b"")
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+        self._hear(self._stdout.read())  # the last events of a process that has ended: one may name the kernel
         if self._kernel_pid is not None:
             with contextlib.suppress(OSError):
                 os.killpg(self._kernel_pid, signal.SIGKILL)
-        for pipe in (process.stdin, process.stdout):
+        for pipe in (self._stdin, self._stdout):
             with contextlib.suppress(OSError):
                 pipe.close()
-
-    def _clean(self) -> None:
-        for path in self._tmp.values():
-            path.unlink(missing_ok=True)
-        if self._tmp:
-            shutil.rmtree(self._sockets, ignore_errors=True)
 
 
 def nothing_run(notebook: Notebook, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,7 +273,7 @@ def nothing_run(notebook: Notebook, params: Mapping[str, Any]) -> dict[str, Any]
     return {
         "slug": notebook.slug,
         "group": notebook.group,
-        "title": title_of(notebook),
+        "title": notebook.title,
         "seconds": 0.0,
         "peak_memory_bytes": None,
         "code_cells": None,
@@ -335,24 +282,6 @@ def nothing_run(notebook: Notebook, params: Mapping[str, Any]) -> dict[str, Any]
         **verdict.nothing_shown(),
         "html_error": None,
     }
-
-
-def title_of(notebook: Notebook) -> str:
-    """Return the experiment's title, else the notebook's first heading, else its slug."""
-    with contextlib.suppress(NotebookError):
-        if notebook.experiment is not None:
-            return notebook.experiment.title
-        for cell in notebook.content["cells"]:
-            text = "".join(cell["source"]).lstrip()
-            if cell["cell_type"] == "markdown" and text.startswith("#"):
-                return text.splitlines()[0].lstrip("# ").strip()
-    return notebook.slug
-
-
-def _socket_folder() -> Path:
-    """Make a folder whose socket paths fit the limit of 107 bytes for Unix sockets."""
-    base = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="wb-", dir=base if len(base) < 60 else "/tmp"))
 
 
 def _tail(path: Path, limit: int = 2000) -> str:

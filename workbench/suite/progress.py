@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any, TextIO
 
 from workbench.core.output import plain
@@ -25,6 +26,7 @@ class Progress:
         self._total, self._done = total, 0
         self._tasks: dict[str, Any] = {}
         self._bars: Any = None
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Progress:
         if self._stream.isatty():
@@ -38,7 +40,11 @@ class Progress:
             self._bars.stop()
 
     def event(self, event: dict[str, Any]) -> None:
-        """Show one event of `NotebookRun`."""
+        """Show one event of `run_one`, from any thread."""
+        with self._lock:
+            self._show(event)
+
+    def _show(self, event: dict[str, Any]) -> None:
         slug, kind = event["slug"], event["event"]
         if kind == "end":
             self._done += 1

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
+import itertools
 import json
 import os
 import platform
-import select
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from workbench.suite import verdict
 from workbench.suite.catalog import Notebook
 from workbench.suite.fingerprint import fingerprint, gpus
 from workbench.suite.pages import FOLDER
-from workbench.suite.process import DEFAULT_TIMEOUT_S, NotebookRun, OutputError, nothing_run, prepare_folder, write_json
+from workbench.suite.process import DEFAULT_TIMEOUT_S, OutputError, nothing_run, prepare_folder, run_one, write_json
 from workbench.suite.progress import Progress
 
 
@@ -120,47 +122,35 @@ def _execute(
     skipped: Mapping[str, str],
     caught: list[int],
 ) -> list[dict[str, Any]]:
-    outcomes: dict[str, dict[str, Any]] = {}
-    waiting, running = list(notebooks), []
-    alone = False
-    try:
-        with Progress(len(notebooks)) as progress:
-            while (waiting or running) and not caught:
-                while waiting and len(running) < max(1, jobs) and not alone and not caught:
-                    notebook = waiting[0]
-                    mine = dict(params.get(notebook.slug, {}))
-                    measures = bool(gpus()) and notebook.may_measure(mine)
-                    if measures and running:
-                        break
-                    waiting.pop(0)
-                    mark = None
-                    if notebook.slug in skipped:
-                        done = _skip(notebook, mine, skipped[notebook.slug])
-                    else:
-                        mark, done = _previous(notebook, mine, folder, force)
-                    if done is not None:
-                        outcomes[notebook.slug] = done
-                        progress.event({"event": "end", **done})
-                        continue
-                    run = NotebookRun(notebook, mine, folder, timeout_s, fingerprint=mark,
-                                      back_link="../index.html", on_event=progress.event)  # fmt: skip
-                    running.append(run)
-                    run.start()
-                    alone = measures
-                if running and all(r.outcome is None for r in running):
-                    select.select(running, [], [], 0.25)
-                for run in [r for r in running if r.step(0)]:
-                    running.remove(run)
-                    outcomes[run.notebook.slug] = run.outcome or {}
-                    alone = False
-    finally:
-        for run in running:
-            run.stop()
-            outcomes[run.notebook.slug] = run.outcome or {}
-    for notebook in waiting:
-        mine, reason = params.get(notebook.slug, {}), "the run was stopped before it began"
-        outcomes[notebook.slug] = _skip(notebook, mine, reason, verdict.INTERRUPTED)
-    return [outcomes[n.slug] for n in notebooks]
+    preparing, given_up = threading.Lock(), threading.Event()
+
+    def measures(notebook: Notebook) -> bool:
+        return bool(gpus()) and notebook.may_measure(params.get(notebook.slug, {}))
+
+    def run(notebook: Notebook) -> dict[str, Any]:
+        mine, mark = dict(params.get(notebook.slug, {})), None
+        if caught or given_up.is_set():
+            return _skip(notebook, mine, "the run was stopped before it began", verdict.INTERRUPTED)
+        if notebook.slug in skipped:
+            done = _skip(notebook, mine, skipped[notebook.slug])
+        else:
+            with preparing:  # the first one reads all code and data for its fingerprint, the others wait for that
+                mark, done = _previous(notebook, mine, folder, force)
+        if done is not None:
+            progress.event({"event": "end", **done})
+            return done
+        return run_one(notebook.path, mine, folder, timeout_s, fingerprint=mark, back_link="../index.html",
+                       on_event=progress.event, stopped=lambda: bool(caught) or given_up.is_set())  # fmt: skip
+
+    outcomes: list[dict[str, Any]] = []
+    with Progress(len(notebooks)) as progress, ThreadPoolExecutor(max(1, jobs)) as pool:
+        try:
+            for alone, some in itertools.groupby(notebooks, measures):
+                outcomes += (map if alone else pool.map)(run, some)
+        except BaseException:
+            given_up.set()
+            raise
+    return outcomes
 
 
 def _previous(
