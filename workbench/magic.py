@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workbench.core.colours import STANDING_COLOURS
+from workbench.core.colours import pill
 from workbench.views.plotting import as_json
 
 STANDS_IN = "workbench_stands_in"
@@ -129,8 +129,7 @@ def show(analysis: Any, verdict: Any, window: tuple[int, int] | None, display: C
 def verdict_html(verdict: Any) -> str:
     """The verdict and its waits as an HTML table; names are shown as text."""
     standing = {True: "held", False: "failed", None: "na"}[verdict.sync_free]
-    style = f'class="standing-{standing}" style="color:{STANDING_COLOURS[standing]}"'
-    parts = [f"<p><b {style}>{verdict.headline}</b></p><ul>"]
+    parts = [f'<p><b style="{pill(standing)}">{verdict.headline}</b></p><ul>']
     parts += [f"<li>{html.escape(r)}</li>" for r in [*verdict.reasons, *verdict.notes]]
     parts.append("</ul>")
     if verdict.offences:

@@ -4,46 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import plotly.graph_objects as go
 import pytest
 
 from workbench.core import colours
 from workbench.views import plotting
-from workbench.views.contrast import LEAST, THEMES, channels, mix, ratio, readable, text_changes
+from workbench.views.contrast import INKS, LEAST, ratio, themed
 
 
 @pytest.mark.parametrize(
-    "one, other, expected", [("#000000", "#fff", 21.0), ("#777777", "#ffffff", 4.48), ("#abc", "#aabbcc", 1.0)]
+    "one, other, expected", [("#000000", "#ffffff", 21.0), ("#777777", "#ffffff", 4.48), ("#aabbcc", "#aabbcc", 1.0)]
 )
 def test_ratio_is_that_of_the_standard(one, other, expected):
     assert ratio(one, other) == pytest.approx(expected, abs=0.005) and ratio(other, one) == ratio(one, other)
 
 
-def test_colours_are_read_in_the_ways_that_plotly_takes():
-    assert channels("#0af") == channels("rgb(0, 170, 255)") == (0, 170, 255, 1)
-    assert channels("rgba(1,2,3,0.5)") == (1, 2, 3, 0.5) and channels("grey") == channels("#808080")
-    assert channels("rebeccapurple") is None and channels("url(#x)") is None
-    assert mix("#000000", "#ffffff", 0.5) == "#808080"
+@pytest.mark.parametrize("ground", ["#ffffff", "#f4f5f7"])
+def test_words_read_on_light_grounds_and_under_white(ground):
+    assert {name: c for name, c in colours.WORDS.items() if ratio(c, ground) < LEAST} == {}
 
 
-@pytest.mark.parametrize("name", THEMES)
-@pytest.mark.parametrize("colour", ["#767676", "#2879BD", "#000", "#fff", "rgba(128,128,128,0.3)", "yellowish"])
-def test_readable_keeps_what_reads_and_changes_what_does_not(name, colour):
-    theme = THEMES[name]
-    got = readable(colour, theme)
-    if channels(colour) is None:
-        assert got == colour
-        return
-    assert ratio(got, theme.ground) >= LEAST
-    opaque = channels(colour)[3] == 1
-    assert (got == colour) is (opaque and ratio(colour, theme.ground) >= LEAST)
-
-
-def test_the_colours_of_words_read_on_a_light_notebook():
-    words = {**colours.SOURCE_COLOURS, **colours.STANDING_COLOURS, "ink": colours.INK}
-    assert {name: c for name, c in words.items() if ratio(c, "#ffffff") < LEAST} == {}
-    # None reads at 4.5:1 on white and on JupyterLab's dark #111111; these come near.
-    assert {name: c for name, c in words.items() if ratio(c, "#111111") < 3.9} == {}
+@pytest.mark.parametrize("ground", ["#14171a", "#1f2428", "#0f1318"])
+def test_words_read_on_dark_grounds(ground):
+    assert {name: c for name, c in colours.WORDS.items() if ratio(colours.DARK[c], ground) < LEAST} == {}
 
 
 @pytest.mark.parametrize("kind", [k for k in colours.COLOURS if k not in colours.PATTERNS])
@@ -53,26 +35,22 @@ def test_text_in_boxes_reads(kind):
     assert ratio(bar.insidetextfont.color, bar.marker.color) >= LEAST
 
 
-def test_only_text_on_the_page_is_changed():
-    grey = {"color": "#767676"}
-    fig = go.Figure(layout={"title": {"text": "t", "subtitle": {"text": "s", "font": grey}}, "hoverlabel_font": grey})
-    fig.add_annotation(text="on the page", font=grey)
-    fig.add_annotation(text="in a box", font=grey, bgcolor="#ffffff")
-    fig.update_xaxes(tickfont=grey)
-    fig.add_scatter(x=[0], y=[0], text=["beside"], textfont=grey, marker={"color": "#767676"})
-    fig.add_bar(x=[0], y=[1], text=["in"], textfont=grey, insidetextfont=grey, outsidetextfont=grey)
-    fig.add_table(cells={"values": [[1]], "font": grey})
-    figure = fig.to_plotly_json()
-    changes = text_changes(figure, THEMES["dark"])
-    assert sorted(".".join(map(str, path)) for path, _ in changes) == [
-        "data.0.textfont.color",
-        "data.1.outsidetextfont.color",
-        "layout.annotations.0.font.color",
-        "layout.title.subtitle.font.color",
-        "layout.xaxis.tickfont.color",
-    ]
-    assert min(ratio(colour, THEMES["dark"].ground) for _, colour in changes) >= LEAST
-    assert text_changes(figure, THEMES["light"]) == []
+def test_a_figure_on_a_dark_page_has_the_words_of_one():
+    fig = plotting.figure("t").add_scatter(x=[0], y=[0], marker={"color": colours.SERIES[0]})
+    fig.update_layout(title_subtitle={"text": "s", "font": {"color": colours.SOURCE_COLOURS["live"].lower()}})
+    fig.add_annotation(text="a", font={"color": colours.INK}, bgcolor="#123456")
+    assert fig.layout.template.layout.paper_bgcolor == "#ffffff"
+    for theme in ("light", "dark"):
+        shown = themed(fig.to_plotly_json(), theme)
+        layout, twins = shown["layout"], colours.DARK if theme == "dark" else {}
+        assert (
+            layout["paper_bgcolor"] == "rgba(0,0,0,0)" and layout["template"]["layout"]["font"]["color"] == INKS[theme]
+        )
+        badge = layout["title"]["subtitle"]["font"]["color"].upper()
+        assert badge == twins.get(colours.SOURCE_COLOURS["live"], colours.SOURCE_COLOURS["live"])
+        assert layout["annotations"][0]["font"]["color"] == twins.get(colours.INK, colours.INK)
+        assert shown["data"][0]["marker"]["color"] == colours.SERIES[0]
+        assert layout["annotations"][0]["bgcolor"] == "#123456"
 
 
 def test_the_colour_of_a_host_wait_is_drawn_by_its_kind_alone():

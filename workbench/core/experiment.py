@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from workbench.core.colours import SOURCE_COLOURS, STANDING_COLOURS
+from workbench.core.colours import SOURCE_COLOURS, pill
 from workbench.core.params import Params, check_names
 from workbench.core.tables import tables_of
 
@@ -348,12 +348,10 @@ class Result:
         rows = []
         for c in self.checks:
             word, standing = _verdict(c)
-            colour = STANDING_COLOURS[standing]
             value = "" if c.value is None else html.escape(str(c.value))
             known = f"<br><small>{html.escape(c.known)}</small>" if c.known else ""
             rows.append(
-                f'<tr><td class="standing-{standing}" style="color:{colour};white-space:nowrap;font-weight:600;'
-                f'text-align:left">{word}</td>'
+                f'<tr><td {left}><b style="{pill(standing)}">{word}</b></td>'
                 f"<td {left}>{html.escape(c.claim)}{known}</td><td {left}>{value}</td></tr>"
             )
         head = f"<tr><th></th><th {left}>claim</th><th {left}>value</th></tr>"

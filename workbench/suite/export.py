@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from workbench.core.colours import DARK
 from workbench.core.files import replace_file
 from workbench.suite.pages import plotly_script, raw, rendered
-from workbench.views.contrast import THEMES, text_changes
 from workbench.widgets.timeline import STATIC
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -70,7 +70,7 @@ def to_html(
         styles=[raw(css) for css in page.styles.values()],
         plotly=plotly,
         cells=cells,
-        state=raw(_script_json({"models": page.models, "scripts": page.scripts, "figures": page.figures})),
+        state=raw(_script_json(page.state)),
         script=raw(_static("offline.js")),
     )
     replace_file(target, text.encode("utf-8", "replace"))
@@ -117,6 +117,7 @@ class _Page:
         self.scripts: dict[str, str] = {}
         self.styles: dict[str, str] = {}
         self.figures: list[Any] = []
+        self.state = {"models": self.models, "scripts": self.scripts, "figures": self.figures, "dark": DARK}
         cells = (c for c in notebook.cells if c.cell_type == "code")
         self.direct = {text for c in cells for o in c.get("outputs", []) if (text := _content(o))}
 
@@ -161,8 +162,7 @@ class _Page:
             return shown
         if PLOTLY in data:
             figure = data[PLOTLY]
-            told = {name: text_changes(figure, theme) for name, theme in THEMES.items()}
-            self.figures.append({k: figure[k] for k in ("data", "layout", "frames") if k in figure} | {"themes": told})
+            self.figures.append({k: figure[k] for k in ("data", "layout", "frames") if k in figure})
             height = figure.get("layout", {}).get("height") or 450
             at = len(self.figures) - 1
             drawn = f'<div class="figure" data-figure="{at}" style="min-height:{int(height)}px">Figure</div>'

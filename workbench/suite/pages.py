@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from workbench.core.colours import DARK, WORDS
 from workbench.core.files import replace_file
+from workbench.views.contrast import INKS
 
 FOLDER = "notebooks"
 """Of the executed notebooks of a run, beside its report page."""
@@ -25,6 +27,7 @@ def rendered(name: str, filters: Mapping[str, Callable[[Any], str]] | None = Non
         keep_trailing_newline=True,
     )
     environment.filters |= filters or {}
+    environment.globals |= {"colours": WORDS, "dark": DARK, "inks": INKS}
     return environment.get_template(f"{name}.html.j2").render(**values)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.core.colours import SOURCE_COLOURS
 from workbench.core.files import replace_file
 from workbench.core.record import counted
 from workbench.suite.catalog import GROUPS
@@ -49,7 +48,6 @@ def render(out: Path, summary: Mapping[str, Any], reasons: Mapping[str, str]) ->
         labels=LABELS,
         words={"held": "claims held", "differs": "known to differ", "failed": "claims failed", "n/a": "not decided"},
         marks={"held": "✓", "failed": "✗", "differs": "≠", "n/a": "–"},
-        source_colours=SOURCE_COLOURS,
         statuses=[s for s in ORDER if any(c["status"] == s for c in cards)],
         sources=sorted({c["source"] for c in cards if c["source"]}),
         standings=_standings(cards),

@@ -24,7 +24,6 @@ from workbench.suite.fingerprint import code_hash, fingerprint
 from workbench.suite.pages import plotly_script, raw, rendered
 from workbench.suite.process import prepare_folder, run_one, write_json
 from workbench.suite.verdict import cells_of, results_of
-from workbench.views.contrast import THEMES
 from workbench.views.sweep import compare, tidy
 
 RUNS, FAILED_RUNS = "runs", "failed"
@@ -273,8 +272,8 @@ def write_page(summary: Mapping[str, Any], out: Path) -> None:
     figure = compare(summary).to_html(
         full_html=False,
         include_plotlyjs="directory",
-        post_script="Plotly.relayout('{plot_id}', {'font.color': matchMedia('(prefers-color-scheme: dark)').matches"
-        f" ? '{THEMES['dark'].ink}' : '{THEMES['light'].ink}'}});",
+        post_script="Plotly.relayout('{plot_id}', {'font.color': getComputedStyle(document.body).color, "
+        "paper_bgcolor: 'transparent'});",
     )
     plotly_script(out)
     replace_file(out / "index.html", rendered("sweep", summary=summary, figure=raw(figure)))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.files import replace_file
-from workbench.views.contrast import THEMES, themed
+from workbench.views.contrast import themed
 
 PLOTLY_MIME = "application/vnd.plotly.v1+json"
 WIDTH = 760
@@ -145,7 +145,7 @@ async def _draw_all(wanted: Mapping[Path, Any], say: Callable[[Path, Exception],
             try:
                 # The light one last: it is what says that the pictures are there.
                 for theme, target in (("dark", dark_of(path)), ("light", path)):
-                    figure: Any = themed(drawn, THEMES[theme])
+                    figure: Any = themed(drawn, theme)
                     replace_file(target, await browser.calc_fig(figure, opts=options))
             except Exception as error:
                 say(path, error)

@@ -1,4 +1,4 @@
-"""How every figure looks: colours by meaning, one template for light and dark, timeline lanes."""
+"""How every figure looks: colours by meaning, one template, timeline lanes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def on(fill: str) -> str:
 
 
 def template() -> go.layout.Template:
-    """Return the project's plotly template: transparent, readable on light and dark backgrounds."""
+    """Return the project's plotly template: on white in a notebook, light or dark; pages lay their own ground."""
     import plotly.graph_objects as go
 
     axis = {
@@ -40,7 +40,7 @@ def template() -> go.layout.Template:
     return go.layout.Template(
         layout={
             "colorway": list(SERIES),
-            "paper_bgcolor": "rgba(0,0,0,0)",
+            "paper_bgcolor": "#ffffff",
             "plot_bgcolor": "rgba(0,0,0,0)",
             "font": {
                 "color": INK,

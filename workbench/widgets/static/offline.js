@@ -202,13 +202,14 @@ function hideSpecks(place) {
   }
 }
 
-// A figure's mid grey serves any page; this page knows its own ink, and error bars would stay near black.
+// In a notebook a figure stands on white; here on the page, in the page's ink, and its words in the colours they have on
+// such a page. Error bars would stay near black.
 async function drawFigure(place) {
-  const figure = structuredClone(page.figures[place.dataset.figure]);
-  const { data, layout, frames, themes } = figure;
-  for (const [path, colour] of themes[matchMedia(DARK).matches ? "dark" : "light"])
-    path.slice(0, -1).reduce((node, part) => node[part], figure)[path.at(-1)] = colour;
+  const twins = matchMedia(DARK).matches ? page.dark : {};
+  const text = JSON.stringify(page.figures[place.dataset.figure]);
+  const { data, layout, frames } = JSON.parse(text.replace(/#[0-9a-f]{6}/gi, (hex) => twins[hex.toUpperCase()] ?? hex));
   const ink = getComputedStyle(document.body).color;
+  layout.paper_bgcolor = "rgba(0,0,0,0)";
   const template = ((layout.template ??= {}).layout ??= {});
   template.font = { ...template.font, color: ink };
   const bars = { error_x: { color: ink }, error_y: { color: ink } };

@@ -6,12 +6,13 @@ const HEX = /^#[0-9a-f]{6}$/i;
 
 /** Read the page's theme: JupyterLab's variables where they are set, our own otherwise. */
 function readTheme(root, spec) {
-  const style = getComputedStyle(root);
   const pen = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   pen.canvas.width = pen.canvas.height = 1;
-  // Painting one pixel resolves any CSS colour; translucent ones land on the background.
+  const probe = root.appendChild(document.createElement("i"));
+  // The style of an element resolves a mix of colours; one painted pixel lays a translucent one on the background.
   const colour = (name) => {
-    pen.fillStyle = style.getPropertyValue(name).trim();
+    probe.style.color = `var(${name})`;
+    pen.fillStyle = getComputedStyle(probe).color;
     pen.fillRect(0, 0, 1, 1);
     const [r, g, b] = pen.getImageData(0, 0, 1, 1).data;
     return `#${[r, g, b].map((v) => v.toString(16).padStart(2, "0")).join("")}`;
@@ -24,6 +25,7 @@ function readTheme(root, spec) {
     }
     theme[name] = colour(`--hw-${name}`);
   }
+  probe.remove();
   theme.dark = Number.parseInt(theme.background.slice(1, 3), 16) < 128;
   theme.patterns = Object.fromEntries(Object.entries(spec.patterns).map(([k, v]) => [k, v === "x" ? "cross" : "slash"]));
   theme.colours = Object.fromEntries(Object.entries(spec.colours).filter(([, v]) => HEX.test(v)));
@@ -116,10 +118,12 @@ async function fill(model, root, spec, cleanups) {
     root.append(...elements);
   }
 
-  const follow = () => {
-    theme = null;
-    for (const panel of panels.values()) panel.invalidate();
-  };
+  // JupyterLab hides everything while its theme changes, until the next frame: what is drawn before has no width.
+  const follow = () =>
+    requestAnimationFrame(() => {
+      theme = null;
+      for (const panel of panels.values()) panel.invalidate();
+    });
   const watcher = new MutationObserver(follow);
   watcher.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"] });
   watcher.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme", "class"] });
