@@ -12,7 +12,7 @@ import sys
 import pytest
 import torch
 from moe_kernels import _compat, mxfp8
-from moe_kernels.mxfp8 import api, blackwell, cuda, linear, reference
+from moe_kernels.mxfp8 import api, cuda, linear, reference
 from moe_kernels.mxfp8 import rows as row_ops
 from moe_kernels.swiglu import swiglu
 from moe_kernels.testing import poison_allocator
@@ -125,28 +125,6 @@ def test_swiglu_fused_with_quantisation(device, target):
     assert relative(mxfp8.dequantize(mxfp8.MX(*got)), mxfp8.dequantize(mxfp8.MX(*want)).double()) < 0.01
 
 
-@pytest.mark.parametrize("target", ["canonical", "folded"])
-def test_dispatch_puts_each_copy_into_its_destination_and_nowhere_else(device, target):
-    T, k, K, R = 7, 2, 64, 3
-    g = torch.Generator().manual_seed(1)
-    x = torch.randn(T, K, generator=g).to(device)
-    rank = torch.randint(-1, R, (T, k), generator=g, dtype=torch.int32).to(device)
-    row = torch.arange(T * k, dtype=torch.int32).view(T, k).flip(0).contiguous().to(device)
-    per_row = K // 32 if target == "canonical" else 1
-    payload = torch.full((R, T * k, K), 9, dtype=torch.uint8, device=device)
-    scales = torch.full((R, T * k, per_row), 9, dtype=torch.uint8, device=device)
-    addresses = [torch.tensor([b[r].data_ptr() for r in range(R)], device=device) for b in (payload, scales)]
-    mxfp8.dispatch_quantize(x, rank, row, *addresses, target=target)
-    want = mxfp8.quantize(x, target=target, impl="reference")
-    expected, expected_scales = torch.full_like(payload, 9), torch.full_like(scales, 9)
-    for t, c in itertools.product(range(T), range(k)):
-        if rank[t, c] >= 0:
-            expected[rank[t, c], row[t, c]] = want[0][t].view(torch.uint8)
-            expected_scales[rank[t, c], row[t, c]] = want[1][t].view(per_row)
-    assert (rank < 0).any()
-    assert torch.equal(payload, expected) and torch.equal(scales, expected_scales)
-
-
 SIZES = [[0, 17, 0, 5], [33, 0, 1, 0], [0, 0, 0, 0], [38, 0, 0, 0]]
 
 
@@ -227,20 +205,6 @@ def test_scale_byte_0_is_two_to_the_minus_127(device, mode):
         out = torch.zeros(4, 16, dtype=torch.bfloat16, device=device)
         mxfp8.grouped_gemm(rows, weights, ends, out=out, impl=impl)
         assert (out == 32).all(), impl
-
-
-def test_peers_rows_pass_two_to_the_31_bytes(device):
-    # Untouched pages cost nothing: one row is written near the end of a buffer of 2**31 + 2**13 bytes.
-    width = 4096
-    rows = 2**31 // width + 2
-    payload = torch.empty(rows, width, dtype=torch.uint8, device=device)
-    scales = torch.empty(rows, dtype=torch.uint8, device=device)
-    x = torch.randn(1, width, device=device)
-    where = torch.tensor([[rows - 1]], dtype=torch.int32, device=device)
-    addresses = [torch.tensor([b.data_ptr()], device=device) for b in (payload, scales)]
-    mxfp8.dispatch_quantize(x, torch.zeros_like(where), where, *addresses, target="folded")
-    want = mxfp8.quantize(x, target="folded", impl="reference")
-    assert torch.equal(payload[-1], want[0][0].view(torch.uint8)) and scales[-1] == want[1][0]
 
 
 def test_more_rows_than_int32_counts_are_refused(device):
@@ -350,15 +314,10 @@ def test_options_that_cannot_be_hashed_are_named(device, options, error):
 
 def test_a_target_that_cannot_be_hashed_is_named(device):
     x = torch.zeros(8, 64, device=device)
-    slots, peers = torch.zeros(8, 1, dtype=torch.int32, device=device), torch.zeros(1, dtype=torch.int64, device=device)
     error = r"target must be one of canonical, folded, row; got \['row'\]"
     for call in (mxfp8.quantize, mxfp8.swiglu_quantize):
         with pytest.raises(ValueError, match=error):
             call(x, target=["row"])
-    with pytest.raises(ValueError, match=error):
-        mxfp8.dispatch_quantize(x, slots, slots, peers, peers, target=["row"])
-    with pytest.raises(ValueError, match="peer_scales must be contiguous"):
-        mxfp8.dispatch_quantize(x, slots, slots, peers.repeat(2), peers.repeat(4)[::2])
 
 
 @pytest.mark.parametrize(("misfit", "default"), [(None, "cuda"), ("does this, got that", "triton")])
@@ -569,21 +528,6 @@ def test_a_given_out_does_not_break_a_compiled_graph():
         lambda a: mxfp8.grouped_gemm(a, fw, ends, out=out, impl="reference") * 2, fullgraph=True, backend="eager"
     )
     assert torch.equal(compiled(x), 2 * mxfp8.grouped_gemm(x, fw, ends, out=torch.zeros(8, 32), impl="reference"))
-
-
-def test_block_scaled_layout_is_a_permutation_with_known_places():
-    scales = torch.arange(200 * 6, dtype=torch.int32).view(200, 6)
-    flat = blackwell.swizzle_scales(scales)
-    assert flat.numel() == 256 * 8
-    for r, c in ((0, 0), (31, 3), (32, 1), (127, 3), (128, 0), (199, 5)):
-        tile = (r // 128) * 2 + c // 4
-        assert flat[tile * 512 + (r % 32) * 16 + (r % 128) // 32 * 4 + c % 4] == scales[r, c]
-    with pytest.raises(RuntimeError, match="compute capability 10"):
-        blackwell.grouped_gemm(
-            mxfp8.quantize(torch.zeros(2, 32)),
-            linear.exact_operand(torch.zeros(1, 2, 32)),
-            torch.tensor([2], dtype=torch.int32),
-        )
 
 
 @pytest.mark.gpu

@@ -2,7 +2,7 @@
 
 from moe_kernels.mxfp8.api import grouped_gemm, prepare
 from moe_kernels.mxfp8.linear import GroupedLinear, QuantizedWeight, grouped_linear
-from moe_kernels.mxfp8.rows import MX, Folded, dequantize, dispatch_quantize, fold, quantize, swiglu_quantize
+from moe_kernels.mxfp8.rows import MX, Folded, dequantize, fold, quantize, swiglu_quantize
 
 __all__ = [
     "MX",
@@ -10,7 +10,6 @@ __all__ = [
     "GroupedLinear",
     "QuantizedWeight",
     "dequantize",
-    "dispatch_quantize",
     "fold",
     "grouped_gemm",
     "grouped_linear",

@@ -73,29 +73,6 @@ def quantize_rows(x: torch.Tensor, rounding: str = "floor") -> tuple[torch.Tenso
     return to_e4m3(x.to(torch.float64) / scale_value(byte).unsqueeze(-1)), byte
 
 
-def quantize_torchao(x: torch.Tensor, rounding: str = "floor") -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise as torchao 0.18's `to_mx`, with its four departures from the rules above, for comparison byte for byte.
-
-    They are: rceil takes log2 in FP32, so a maximum one ulp above 448 * 2^n is rounded down; the scale of byte 0
-    counts as 2^-126 (floor) or 1 (rceil); Inf gives byte 247 (floor) or 254 (rceil) and saturates; in a
-    block with a NaN only the NaN itself is a NaN element under floor.
-    """
-    blocks = x.to(torch.float32).unflatten(-1, (-1, BLOCK))
-    amax = blocks.abs().amax(-1)
-    byte = exponent_byte(amax, rounding).to(torch.int32)
-    if rounding == "rceil":
-        rounded = torch.ceil(torch.log2(amax / E4M3_MAX)).clamp(-127, 127).nan_to_num(0) + 127
-        byte = torch.where(byte == NAN_SCALE, byte, rounded.to(torch.int32))
-    byte = torch.where(amax.isinf(), 247 if rounding == "floor" else 254, byte)
-    scale = scale_value(byte.to(torch.uint8))
-    if rounding == "floor":
-        scale = torch.where(byte == NAN_SCALE, torch.inf, torch.where(byte == 0, 2.0**-126, scale))
-    else:
-        scale = torch.where(byte == 0, 1.0, scale)
-    scaled = (blocks.to(torch.float64) / scale.unsqueeze(-1)).to(torch.float32)
-    return to_e4m3(scaled).flatten(-2), byte.to(torch.uint8)
-
-
 def dequantize(payload: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Return the exact values in FP64. payload: [..., K] E4M3; scales: [..., K/32] uint8, or [...] uint8 for one
     scale a row."""

@@ -1,4 +1,4 @@
-"""MXFP8 operations on rows: quantise, fold, dequantise, after SwiGLU, on the way to peers.
+"""MXFP8 operations on rows: quantise, fold, dequantise, after SwiGLU.
 
 Shapes: T or M rows, K input width, N output width, E groups; `ends` are cumulative group ends, int32 [E], on the
 device and never read by the host; rows past the last end belong to no group and keep what `out` held.
@@ -359,41 +359,3 @@ def swiglu_quantize(
     impl = pick_impl(impl, h.device, "quantises rows as they are, got rows that go through SwiGLU first")
     run_rows(h, None, payload, scales, wide, 2, _TARGETS[target], is_rceil(rounding), impl)
     return _pack(target, payload, scales)
-
-
-def dispatch_quantize(
-    x: torch.Tensor,
-    rank: torch.Tensor,
-    row: torch.Tensor,
-    peer_payload: torch.Tensor,
-    peer_scales: torch.Tensor,
-    rounding: str = "floor",
-    target: str = "canonical",
-) -> None:
-    """Quantise each token once and put it into its destinations' buffers, which may be peers' memory mapped here.
-
-    Args:
-        x: tokens [T, K], BF16 or FP32.
-        rank: destination rank [T, k], int32; -1 drops the copy.
-        row: destination row [T, k], int32.
-        peer_payload: addresses [R], int64, of the ranks' payload buffers [C, K] E4M3, on x's device.
-        peer_scales: addresses [R], int64, of their scale buffers, [C, K/32] ("canonical") or [C] bytes.
-        rounding: as in `quantize`.
-        target: as in `quantize`.
-
-    Puts are complete for a peer only after the caller's own barrier, as with the BF16 dispatch.
-    """
-    check_tensor("x", x, shape=(None, None), dtypes=FLOATS, contiguous=True)
-    check_width("x", x.shape[1])
-    code, rceil = _target_code(target), is_rceil(rounding)
-    check_tensor("rank", rank, shape=(x.shape[0], None), dtypes=(torch.int32,), device=x.device, contiguous=True)
-    if rank.numel() > INDEX_LIMIT:
-        raise ValueError(f"rank must have at most {INDEX_LIMIT} copies; got {rank.numel()}")
-    check_tensor("row", row, shape=rank.shape, dtypes=(torch.int32,), device=x.device, contiguous=True)
-    for name, peers in (("peer_payload", peer_payload), ("peer_scales", peer_scales)):
-        check_tensor(name, peers, shape=peer_payload.shape, dtypes=(torch.int64,), device=x.device, contiguous=True)
-    resolve_impl("triton", x.device, ("triton",))
-    from moe_kernels.mxfp8 import triton
-
-    with on_device(x):
-        triton.scatter_rows(x, peer_payload, peer_scales, rank, row, target=code, rceil=rceil)

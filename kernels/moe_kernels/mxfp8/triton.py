@@ -1,4 +1,4 @@
-"""Portable MXFP8 kernels: rows (quantise, fold, SwiGLU first, scatter to peers), grouped GEMM (folded, exact).
+"""Portable MXFP8 kernels: rows (quantise, fold, SwiGLU first), grouped GEMM (folded, exact).
 
 E4M3 is coded and decoded in integers, so bytes are the same on every GPU and in Triton's CPU interpreter.
 """
@@ -110,18 +110,12 @@ def _rows_kernel(
     out_ptr,
     out_s_ptr,
     wide_ptr,
-    peers_ptr,
-    peers_s_ptr,
-    rank_ptr,
-    row_ptr,
     M,
     K,
-    copies,
     SRC: tl.constexpr,
     TGT: tl.constexpr,
     RCEIL: tl.constexpr,
     COUNT: tl.constexpr,
-    SCATTER: tl.constexpr,
     R: tl.constexpr,
     S: tl.constexpr,
 ):
@@ -160,33 +154,12 @@ def _rows_kernel(
         block = k0 // 32 + tl.arange(0, S // 32)
         mask = (r < M)[:, None] & (k < K)[None, :]
         s_mask = (r < M)[:, None] & (block < K // 32)[None, :]
-        if SCATTER:
-            for c in range(copies):
-                rank = tl.load(rank_ptr + r * copies + c, mask=r < M, other=-1)
-                dst = tl.load(row_ptr + r * copies + c, mask=r < M, other=0).to(tl.int64)[:, None]
-                kept = (rank >= 0)[:, None]
-                at = tl.load(peers_ptr + tl.maximum(rank, 0), mask=rank >= 0, other=0)[:, None]
-                tl.store((at + dst * K + k[None, :]).to(tl.pointer_type(tl.uint8)), code, mask=mask & kept)
-                at_s = tl.load(peers_s_ptr + tl.maximum(rank, 0), mask=rank >= 0, other=0)[:, None]
-                if TGT == 0:
-                    tl.store(
-                        (at_s + dst * (K // 32) + block[None, :]).to(tl.pointer_type(tl.uint8)),
-                        byte.to(tl.uint8),
-                        mask=s_mask & kept,
-                    )
-                elif k0 == 0:
-                    tl.store(
-                        (at_s + dst).to(tl.pointer_type(tl.uint8)),
-                        top.to(tl.uint8)[:, None],
-                        mask=(r < M)[:, None] & kept,
-                    )
-        else:
-            row = r.to(tl.int64)[:, None]
-            tl.store(out_ptr + row * K + k[None, :], code, mask=mask)
-            if TGT == 0:
-                tl.store(out_s_ptr + row * (K // 32) + block[None, :], byte.to(tl.uint8), mask=s_mask)
-            elif k0 == 0:
-                tl.store(out_s_ptr + r, top.to(tl.uint8), mask=r < M)
+        row = r.to(tl.int64)[:, None]
+        tl.store(out_ptr + row * K + k[None, :], code, mask=mask)
+        if TGT == 0:
+            tl.store(out_s_ptr + row * (K // 32) + block[None, :], byte.to(tl.uint8), mask=s_mask)
+        elif k0 == 0:
+            tl.store(out_s_ptr + r, top.to(tl.uint8), mask=r < M)
 
 
 def rows(
@@ -205,63 +178,18 @@ def rows(
     if M == 0:
         return
     raw = x.view(torch.uint8) if source == FROM_MX else _raw(x)
-    same = raw if scales is None else scales
     _rows_kernel[(triton.cdiv(M, ROWS),)](
         raw,
-        same,
+        raw if scales is None else scales,
         out.view(torch.uint8),
         out_scales,
         out_scales if wide is None else wide,
-        same,
-        same,
-        same,
-        same,
         M,
         K,
-        0,
         SRC=source,
         TGT=target,
         RCEIL=rceil,
         COUNT=wide is not None,
-        SCATTER=False,
-        R=ROWS,
-        S=min(SPAN, _power_of_two(K)),
-    )
-
-
-def scatter_rows(
-    x: torch.Tensor,
-    peers: torch.Tensor,
-    peer_scales: torch.Tensor,
-    rank: torch.Tensor,
-    row: torch.Tensor,
-    *,
-    target: int,
-    rceil: bool,
-) -> None:
-    """Quantise row t once and store it at row[t, c] of buffer rank[t, c] for each copy c; rank -1 drops the copy."""
-    M, K = x.shape
-    if M == 0:
-        return
-    x = _raw(x)
-    _rows_kernel[(triton.cdiv(M, ROWS),)](
-        x,
-        x,
-        x,
-        x,
-        x,
-        peers,
-        peer_scales,
-        rank,
-        row,
-        M,
-        K,
-        rank.shape[1],
-        SRC=FROM_FLOAT,
-        TGT=target,
-        RCEIL=rceil,
-        COUNT=False,
-        SCATTER=True,
         R=ROWS,
         S=min(SPAN, _power_of_two(K)),
     )
