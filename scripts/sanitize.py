@@ -1,12 +1,13 @@
-"""Small cases of every op and of the routed block, for compute-sanitizer; each result is compared with the reference.
+"""Small cases of every op of `moe_kernels.OPS`, for compute-sanitizer; each result is compared with the reference.
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 python3 scripts/sanitize.py
     compute-sanitizer --tool racecheck --error-exitcode 9 $(python3 scripts/sanitize.py --names) \\
         python3 scripts/sanitize.py --own
 
 Without its cache, torch's allocator gives each tensor memory of its own, so that an access past a tensor is seen.
-`--own` leaves out kernels of others and the block: in it the race checker aborts with an internal error at a product of
-torch's. `--names` prints the checker's filter for our kernels.
+`--own` leaves out kernels of others, the block (in it the race checker aborts with an internal error at a product of
+torch's) and the CUDA kernels, whose barriers in memory it does not follow. `--names` prints the checker's filter for
+our Triton kernels.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 
 import torch
+from moe_kernels import mxfp8
 from moe_kernels.block import BlockConfig, RoutedBlock
 from moe_kernels.combine import combine, combine_backward
 from moe_kernels.dispatch import dispatch
-from moe_kernels.grouped_gemm import grouped_gemm, grouped_gemm_wgrad
+from moe_kernels.grouped_gemm import grouped_gemm, grouped_gemm_wgrad, grouped_linear
+from moe_kernels.mxfp8.linear import exact_operand
+from moe_kernels.mxfp8.rows import cuda_ready
 from moe_kernels.peers import peer_table
 from moe_kernels.route_map import route_map
 from moe_kernels.router import router
@@ -35,6 +39,7 @@ KERNELS = (
     "_dispatch_kernel",
     "_gemm_kernel",
     "_mxfp8_gemm_kernel",
+    "_rows_kernel",
     "_wgrad_kernel",
     "_route_kernel",
     "_reduce_kernel",
@@ -107,11 +112,61 @@ def products(dtype: torch.dtype, k: int, n: int, impls: tuple[str, ...]) -> None
             ("wgrad", lambda i: grouped_gemm_wgrad(a, grad, offsets, impl=i), 4),
         ):
             agree(f"grouped gemm {impl} {name} {dtype} {k} x {n}", call(impl)[:valid], call("reference")[:valid], 1e-2)
+    for impl in impls:
+        results = []
+        for i in (impl, "reference"):
+            leaves = [t.clone().requires_grad_() for t in (a, b)]
+            grouped_linear(*leaves, offsets, impl=i).backward(grad)
+            results.append([leaves[0].grad[:rows], leaves[1].grad])
+        for name, got, want in zip(("rows", "weight"), *results):
+            agree(f"grouped linear {impl}, gradient of {name} {dtype} {k} x {n}", got, want, 1e-2)
     got, want = swiglu(grad, offsets), swiglu(grad, offsets, impl="reference")
     agree(f"swiglu {dtype} {n}", got[:rows], want[:rows], 1e-2)
     pull = torch.randn(rows + 9, n // 2, device=GPU).to(dtype)
     got, want = (swiglu_backward(grad, pull, offsets, impl=i) for i in ("triton", "reference"))
     agree(f"swiglu backward {dtype} {n}", got[:rows], want[:rows], 1e-2)
+
+
+def mxfp8_rows(impl: str, width: int) -> None:
+    """Quantise to every target, fold, and quantise behind SwiGLU where the implementation does."""
+    x = torch.randn(37, width, device=GPU).bfloat16()
+    x[3], x[4, :32] = 0, 1e-3
+    for target in ("canonical", "folded", "row"):
+        got, want = (mxfp8.dequantize(mxfp8.quantize(x, target=target, impl=i)) for i in (impl, "reference"))
+        agree(f"mxfp8 quantise {impl} {target} {width}", got, want, 0)
+    canonical = mxfp8.quantize(x, impl="reference")
+    got, want = (mxfp8.dequantize(mxfp8.fold(canonical, impl=i)) for i in (impl, "reference"))
+    agree(f"mxfp8 fold {impl} {width}", got, want, 0)
+    if impl != "cuda":
+        h = torch.randn(37, 2 * width, device=GPU).bfloat16()
+        got, want = (mxfp8.dequantize(mxfp8.swiglu_quantize(h, impl=i)) for i in (impl, "reference"))
+        agree(f"mxfp8 quantise behind swiglu {impl} {width}", got, want, 1e-2)
+
+
+def mxfp8_products(impl: str, k: int, n: int) -> None:
+    """Folded, quantising and exact products on odd, empty and single-row groups, and the layer with its gradients."""
+    sizes = [70, 0, 1, 133]
+    rows, ends = sum(sizes), offsets_of(sizes, GPU)
+    x, w = torch.randn(rows + 9, k, device=GPU).bfloat16(), torch.randn(4, n, k, device=GPU).bfloat16()
+    folded = mxfp8.QuantizedWeight(w, impl=impl).forward
+    inputs = {"folded": mxfp8.quantize(x, target="folded", impl=impl), "canonical": mxfp8.quantize(x), "bfloat16": x}
+    for name, a in inputs.items():
+        got, want = (mxfp8.grouped_gemm(a, folded, ends, impl=i)[:rows] for i in (impl, "reference"))
+        agree(f"mxfp8 product {impl} of {name} rows {k} x {n}", got, want, 1e-2)
+    if impl != "cuda":
+        exact = exact_operand(w, impl=impl)
+        got, want = (mxfp8.grouped_gemm(mxfp8.quantize(x), exact, ends, impl=i)[:rows] for i in (impl, "reference"))
+        agree(f"mxfp8 exact product {impl} {k} x {n}", got, want, 1e-2)
+    results = []
+    for i in (impl, "reference"):
+        torch.manual_seed(3)
+        layer = mxfp8.GroupedLinear(4, k, n, impl=i, device=GPU)
+        leaf = x.clone().requires_grad_()
+        layer(leaf, ends).square().sum().backward()
+        y = mxfp8.grouped_linear(x, layer.weight, ends, impl=i)
+        results.append({"output": y, "rows": leaf.grad, "weight": layer.weight.grad})
+    for name, want in results[1].items():
+        agree(f"mxfp8 layer {impl} {k} x {n}, {name}", results[0][name], want, 3e-2)
 
 
 def routing(dtype: torch.dtype, gating: str, experts: int, top_k: int) -> None:
@@ -169,6 +224,11 @@ def main() -> None:
         for gating in ("softmax", "sigmoid"):
             routing(dtype, gating, 5, 2)
     routing(torch.float32, "softmax", 128, 8)
+    for impl in ("cuda", "triton") if not own and cuda_ready(0) else ("triton",):
+        for width in (96, 544):
+            mxfp8_rows(impl, width)
+        mxfp8_products(impl, 96, 64)
+        mxfp8_products(impl, 160, 288)
     if not own:
         for dtype in DTYPES:
             for ranks, factor in ((1, 1.25), (4, 8.0), (4, 0.5)):

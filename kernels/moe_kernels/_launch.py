@@ -108,8 +108,8 @@ def check_first_order(name: str) -> None:
 
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the addresses of two dense tensors overlap; False while torch.compile traces, whose tensors have none."""
-    if torch.compiler.is_compiling():
+    """Whether the addresses of two dense tensors overlap; False where they have none (meta, torch.compile's traces)."""
+    if torch.compiler.is_compiling() or a.is_meta:
         return False
     start, other = a.data_ptr(), b.data_ptr()
     return start < other + b.nbytes and other < start + a.nbytes

@@ -38,47 +38,69 @@ def floats(*shape, device, grad=False) -> torch.Tensor:
 
 
 def weight(device) -> mxfp8.Folded:
-    return mxfp8.QuantizedWeight(torch.ones(2, 32, 32, device=device), impl="reference").forward
+    """Ones with one scale a row, made by hand: a device without data quantises nothing."""
+    scale = torch.full((2, 32), 127, dtype=torch.uint8, device=device)
+    return mxfp8.Folded(torch.ones(2, 32, 32, device=device).to(torch.float8_e4m3fn), scale)
+
+
+def canonical(device) -> mxfp8.MX:
+    scales = torch.full((4, 1), 127, dtype=torch.uint8, device=device)
+    return mxfp8.MX(torch.ones(4, 32, device=device).to(torch.float8_e4m3fn), scales)
 
 
 # Each op on tensors of one device; `g` tells which of its tensors require a gradient, `out` included.
 CALLS = {
-    "router": lambda d, i, g: route_logits(floats(4, 8, device=d), 2, impl=i),
-    "route_map": lambda d, i, g: route_map(
+    "router.router": lambda d, i, g: route_logits(floats(4, 8, device=d), 2, impl=i),
+    "route_map.route_map": lambda d, i, g: route_map(
         maps(d)[1], torch.ones(1, 8, dtype=torch.int64, device=d), rank=0, capacity=8, impl=i
     ),
-    "swiglu": lambda d, i, g: swiglu(floats(4, 32, device=d), offsets(d), impl=i),
-    "swiglu out": lambda d, i, g: swiglu(
+    "swiglu.swiglu": lambda d, i, g: swiglu(floats(4, 32, device=d), offsets(d), impl=i),
+    "swiglu.swiglu out": lambda d, i, g: swiglu(
         floats(4, 64, device=d, grad=g == 0), offsets(d), out=floats(4, 32, device=d, grad=g == 1), impl=i
     ),
-    "swiglu_backward": lambda d, i, g: swiglu_backward(
+    "swiglu.swiglu_backward": lambda d, i, g: swiglu_backward(
         floats(4, 64, device=d, grad=g == 0), floats(4, 32, device=d, grad=g == 1), offsets(d), impl=i
     ),
-    "grouped_gemm": lambda d, i, g: grouped_gemm(
+    "grouped_gemm.grouped_gemm": lambda d, i, g: grouped_gemm(
         floats(4, 32, device=d, grad=g == 0), floats(2, 32, 32, device=d, grad=g == 1), offsets(d), impl=i
     ),
-    "grouped_gemm out": lambda d, i, g: grouped_gemm(
+    "grouped_gemm.grouped_gemm out": lambda d, i, g: grouped_gemm(
         floats(4, 32, device=d), floats(2, 32, 32, device=d), offsets(d), out=floats(4, 32, device=d, grad=True), impl=i
     ),
-    "grouped_gemm_wgrad": lambda d, i, g: grouped_gemm_wgrad(
+    "grouped_gemm.grouped_gemm_wgrad": lambda d, i, g: grouped_gemm_wgrad(
         floats(4, 32, device=d, grad=g == 0), floats(4, 32, device=d, grad=g == 1), offsets(d), impl=i
     ),
-    "quantize": lambda d, i, g: mxfp8.quantize(floats(4, 32, device=d), impl=i),
+    "mxfp8.quantize": lambda d, i, g: mxfp8.quantize(floats(4, 32, device=d), impl=i),
+    "mxfp8.fold": lambda d, i, g: mxfp8.fold(canonical(d), impl=i),
+    "mxfp8.swiglu_quantize": lambda d, i, g: mxfp8.swiglu_quantize(floats(4, 64, device=d), impl=i),
+    "mxfp8.QuantizedWeight": lambda d, i, g: mxfp8.QuantizedWeight(floats(2, 32, 32, device=d), impl=i),
+    "mxfp8.grouped_gemm": lambda d, i, g: mxfp8.grouped_gemm(
+        floats(4, 32, device=d, grad=g == 0), weight(d), offsets(d), out=floats(4, 32, device=d, grad=g == 1), impl=i
+    ),
 }
 MOVES = {
-    "dispatch": lambda d, i, g: dispatch(
+    "dispatch.dispatch": lambda d, i, g: dispatch(
         floats(4, 32, device=d, grad=g == 0), *maps(d), table(d), weights=floats(4, 2, device=d, grad=g == 1), impl=i
     ),
-    "combine": lambda d, i, g: combine(
+    "combine.combine": lambda d, i, g: combine(
         table(d), *maps(d), floats(4, 2, device=d, grad=g == 0), out=floats(4, 32, device=d, grad=g == 1), impl=i
     ),
 }
-MXFP8 = {
-    "mxfp8.grouped_gemm": lambda d, i, g: mxfp8.grouped_gemm(
-        floats(4, 32, device=d, grad=g == 0), weight(d), offsets(d), out=floats(4, 32, device=d, grad=g == 1), impl=i
-    )
+WEIGHTED = {
+    "dispatch.dispatch": lambda d, i, w: dispatch(floats(4, 32, device=d), *maps(d), table(d), weights=w, impl=i),
+    "combine.combine": lambda d, i, w: combine(table(d), *maps(d), w, impl=i),
+    "combine.combine_backward": lambda d, i, w: combine_backward(
+        floats(4, 32, device=d), table(d), *maps(d), w, table(d), impl=i
+    ),
 }
-NO_GRADIENT = ("swiglu out", "swiglu_backward", "grouped_gemm", "grouped_gemm out", "grouped_gemm_wgrad")
+NO_GRADIENT = (
+    "swiglu.swiglu out",
+    "swiglu.swiglu_backward",
+    "grouped_gemm.grouped_gemm",
+    "grouped_gemm.grouped_gemm out",
+    "grouped_gemm.grouped_gemm_wgrad",
+    "mxfp8.grouped_gemm",
+)
 
 
 @IMPLS
@@ -100,9 +122,9 @@ def test_buffers_without_addresses_or_of_another_device_are_refused():
 
 @pytest.mark.parametrize("impl", ["triton", "reference"])
 @pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("name", [*NO_GRADIENT, *MOVES, *MXFP8])
+@pytest.mark.parametrize("name", [*NO_GRADIENT, *MOVES])
 def test_no_gradient_is_lost_silently(name, which, impl, device):
-    call = (CALLS | MOVES | MXFP8)[name]
+    call = (CALLS | MOVES)[name]
     with pytest.raises(ValueError, match=r"is for calls without gradients; a tensor of shape \[.*\] requires one"):
         call(device, impl, which)
     with torch.no_grad():
@@ -113,19 +135,31 @@ def functions(device, impl):
     """Every differentiable entry: a scalar of one tensor, and that tensor's shape."""
     ends, b = offsets(device), floats(2, 32, 32, device=device)
     cache = mxfp8.QuantizedWeight(b, impl="reference")
+    layer = mxfp8.GroupedLinear(2, 32, 32, impl=impl, device=device, dtype=torch.float32)
+    layer.refresh()
     options = {"device": device, "impl": impl}
     paths = {"no_ep": {}, "synchronized": {}, "rowwise": {"transport": VirtualTransport(1, device)}}
     blocks = {p: RoutedBlock(CONFIG, path=p, **options, **extra) for p, extra in paths.items()}
     return {
-        "swiglu": (lambda h: swiglu(h, ends, impl=impl)[:4], (4, 64)),
-        "grouped_linear": (lambda a: grouped_linear(a, b, ends, impl=impl), (4, 32)),
+        "swiglu.swiglu": (lambda h: swiglu(h, ends, impl=impl)[:4], (4, 64)),
+        "grouped_gemm.grouped_linear": (lambda a: grouped_linear(a, b, ends, impl=impl), (4, 32)),
         "mxfp8.grouped_linear": (lambda a: mxfp8.grouped_linear(a, b, ends, cache, impl=impl), (4, 32)),
-        **({"router": (lambda x: route_logits(x, 2, impl=impl).weights, (4, 8))} if impl == "triton" else {}),
-        **{path: (block, (4, 32)) for path, block in blocks.items()},
+        "mxfp8.GroupedLinear": (lambda a: layer(a, ends), (4, 32)),
+        **({"router.router": (lambda x: route_logits(x, 2, impl=impl).weights, (4, 8))} if impl == "triton" else {}),
+        **{f"block.RoutedBlock {path}": (block, (4, 32)) for path, block in blocks.items()},
     }
 
 
-DIFFERENTIABLE = ("swiglu", "grouped_linear", "mxfp8.grouped_linear", "router", "no_ep", "synchronized", "rowwise")
+DIFFERENTIABLE = (
+    "swiglu.swiglu",
+    "grouped_gemm.grouped_linear",
+    "mxfp8.grouped_linear",
+    "mxfp8.GroupedLinear",
+    "router.router",
+    "block.RoutedBlock no_ep",
+    "block.RoutedBlock synchronized",
+    "block.RoutedBlock rowwise",
+)
 
 
 @pytest.mark.parametrize("impl", ["triton", "reference"])
@@ -139,7 +173,7 @@ def test_a_second_derivative_is_refused(name, impl, device):
     with pytest.raises(RuntimeError, match="has no second derivative"):
         (grad,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
         grad.sum().backward()
-    if name == "rowwise":
+    if name == "block.RoutedBlock rowwise":
         assert function.pool.held == ()
 
 
@@ -155,22 +189,16 @@ def test_function_transforms_are_refused(name, transform, device):
     }
     with pytest.raises(RuntimeError, match=r"setup_context|vmap|transform"):
         calls[transform]()
-    if name == "rowwise":
+    if name == "block.RoutedBlock rowwise":
         assert function.pool.held == ()
 
 
 @pytest.mark.parametrize("impl", ["triton", "reference"])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32])
-def test_weights_that_are_no_floats_are_refused(dtype, impl, device):
-    w, x = torch.ones(4, 2, dtype=dtype, device=device), floats(4, 32, device=device)
-    calls = (
-        lambda: dispatch(x, *maps(device), table(device), weights=w, impl=impl),
-        lambda: combine(table(device), *maps(device), w, impl=impl),
-        lambda: combine_backward(x, table(device), *maps(device), w, table(device), impl=impl),
-    )
-    for call in calls:
-        with pytest.raises(TypeError, match=f"weights must have dtype .*; got {dtype}"):
-            call()
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_weights_that_are_no_floats_are_refused(name, dtype, impl, device):
+    with pytest.raises(TypeError, match=f"weights must have dtype .*; got {dtype}"):
+        WEIGHTED[name](device, impl, torch.ones(4, 2, dtype=dtype, device=device))
 
 
 def test_tables_that_are_none_are_refused():
