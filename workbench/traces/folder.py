@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from workbench.traces import TraceError, read, trace_files
-from workbench.traces.holes import LOST
+from workbench.traces.holes import lost_events
 
 OK, PARTIAL, FAILED = "ok", "partial", "failed"
 COMPARED = ("step_us", "busy_us", "idle_us", "wait_us", "exposed_us")
@@ -100,13 +100,13 @@ def summarise_rank(path: str, window: str | None = None) -> RankSummary:
         return RankSummary(file.name, rank, FAILED, message, seconds=time.perf_counter() - began)
     devices, waits = report["devices"], [w for w in report["waits"] if w["blocking"]]
     named = steps(trace)
-    lost = {k: v for k, v in trace.dropped.items() if k in LOST}
+    lost = lost_events(trace)
     communication = [r for r in table if r["metric"] == "communication exposure"]
     return RankSummary(
         file=file.name,
         rank=trace.rank if trace.rank is not None else rank,
         status=PARTIAL if lost else OK,
-        error="events were lost: " + ", ".join(f"{k} {v}" for k, v in lost.items()) if lost else "",
+        error=lost,
         operations=len(trace.ops),
         window_us=sum(d["window_ns"][1] - d["window_ns"][0] for d in devices) / 1e3,
         busy_us=sum(d["busy_ns"] for d in devices) / 1e3,

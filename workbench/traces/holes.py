@@ -13,7 +13,20 @@ from workbench.traces.build import AMBIGUOUS_LINKS
 from workbench.traces.idle import UNKNOWN, Analysis, Window
 from workbench.traces.lookup import Locator
 from workbench.traces.summary import UNLINKED_SHARE, empty_graph_launches
-from workbench.traces.trace import COPY, CPU_OP, D2H, GRAPH_LAUNCH, KERNEL, NONE, OTHER_CALL, OTHER_COPY, PAGEABLE
+from workbench.traces.trace import (
+    COPY,
+    CPU_OP,
+    D2H,
+    FOREVER,
+    GRAPH_LAUNCH,
+    KERNEL,
+    NEVER,
+    NONE,
+    OTHER_CALL,
+    OTHER_COPY,
+    PAGEABLE,
+    Trace,
+)
 from workbench.traces.waits import (
     COPY_CALL,
     FINAL_SYNC,
@@ -22,7 +35,6 @@ from workbench.traces.waits import (
     POLL_NS,
     POLLING,
     ended_between,
-    named,
     query_runs,
 )
 
@@ -55,54 +67,60 @@ LOST = (
 _VENDOR = re.compile(r"^_{0,2}(cuda|cu|hip|roc|nvtx|nccl|rccl|cudnn|cublas)[A-Z]|^INVALID$")
 _MAY_WAIT = re.compile(r"(?<!Stream)Wait|Sync(?!hronizationPolicy)|Fence")
 _SCALAR = re.compile(r"^aten::(item|_local_scalar_dense)$")
+_CAPTURE_BEGINS, _CAPTURE_ENDS = re.compile("StreamBeginCapture"), re.compile("StreamEndCapture")
+_STREAM_WAIT = re.compile("^Stream Wait")
+_POLL = f"{POLL_NS / 1e3:g} us"
 _ATEN = re.compile(r"aten::")
 
 
 def holes(analysis: Analysis, window: Window | None, idle_threshold_ns: float | None) -> list[str]:
     """Why the trace cannot pass, in words; empty where it is complete. A threshold: idle of unknown cause counts."""
     trace, ops = analysis.trace, analysis.trace.ops
+    untimed = trace.dropped.get("zero_time_ops", 0)
     if not len(ops):
-        lost = trace.dropped.get("zero_time_ops", 0)
-        return [f"all {lost} device operations have no times"] if lost else (trace.warnings or ["no device operations"])
+        return (
+            [f"all {untimed} device operations have no times"]
+            if untimed
+            else trace.warnings or ["no device operations"]
+        )
     why = []
-    if window is not None and not ((ops.end_ns > window[0]) & (ops.start_ns < window[1])).any():
+    if window is not None and not ops.within(window).any():
         why.append(f"the window {window[0]}:{window[1]} ns holds no device operations")
     if not len(trace.calls):
         why.append("the trace has no launch rows (runtime or driver calls), so nothing can be said about the host")
     else:
-        why += _links(analysis, window)
-        why += _copies(analysis, window)
-        why += _host(analysis, window)
-        why += _calls(analysis, window)
+        for part in (_links, _launches, _copies, _host, _calls):
+            why += part(analysis, window)
         if idle_threshold_ns is not None:
             why += _idle(analysis, window, idle_threshold_ns)
-    timeless = int((ops.end_ns == ops.start_ns).sum()) + trace.dropped.get("zero_time_ops", 0)
-    recorded = len(ops) + trace.dropped.get("zero_time_ops", 0)
+    timeless, recorded = int((ops.end_ns == ops.start_ns).sum()) + untimed, len(ops) + untimed
     if timeless > TIMELESS_SHARE * recorded:
         why.append(
             f"{timeless} of {recorded} device operations have no duration (bound: {TIMELESS_SHARE:.0%}), so idle time "
             "and waits cannot be told"
         )
-    lost = {k: v for k, v in trace.dropped.items() if k in LOST}
-    if lost:
-        why.append("events were lost while recording or reading: " + ", ".join(f"{k} {v}" for k, v in lost.items()))
+    if lost := lost_events(trace):
+        why.append(lost)
     return why
 
 
-def _overlaps(start: np.ndarray, end: np.ndarray, window: Window | None) -> np.ndarray:
-    return np.ones(len(start), bool) if window is None else (end > window[0]) & (start < window[1])
+def lost_events(trace: Trace) -> str:
+    """What was lost while recording or reading, in words; empty where nothing was."""
+    lost = ", ".join(f"{k} {v}" for k, v in trace.dropped.items() if k in LOST)
+    return f"events were lost while recording or reading: {lost}" if lost else ""
+
+
+def _counted(*found: tuple[int, str]) -> list[str]:
+    """Return the words of those that were found, each after its number."""
+    return [f"{n} {words}" for n, words in found if n > 0]
 
 
 def _links(analysis: Analysis, window: Window | None) -> list[str]:
-    """Operations whose launch is unknown, a guess or impossible; launches whose operations are missing."""
-    trace, ops, calls = analysis.trace, analysis.trace.ops, analysis.trace.calls
-    why = []
-    empty = empty_graph_launches(analysis)
-    if empty:
-        why.append(f"{empty} graph launches have no recorded device operations")
+    """Operations whose launch is unknown, a guess or impossible; graph launches without operations."""
+    trace, ops = analysis.trace, analysis.trace.ops
+    why = _counted((empty_graph_launches(analysis), "graph launches have no recorded device operations"))
     unlinked = (ops.launch < 0) & ~analysis.carry_in
-    inside = _overlaps(ops.start_ns, ops.end_ns, window)
-    for rows, where in ((np.ones(len(ops), bool), ""), (inside, " in the window")):
+    for rows, where in ((ops.within(None), ""), (ops.within(window), " in the window")):
         n, of = int((unlinked & rows).sum()), int(rows.sum())
         if n > UNLINKED_SHARE * of:
             why.append(f"{n} of {of} operations{where} have no recorded launch (bound: {UNLINKED_SHARE:.0%})")
@@ -116,57 +134,52 @@ def _links(analysis: Analysis, window: Window | None) -> list[str]:
     violations = int(analysis.clock_violation.sum())
     if violations > VIOLATION_SHARE * len(ops):
         why.append(f"{violations} of {len(ops)} operations start before their own launch: clocks disagree")
+    return why
+
+
+def _launches(analysis: Analysis, window: Window | None) -> list[str]:
+    """Launches whose operations are missing, or that waited for them."""
+    trace, calls = analysis.trace, analysis.trace.calls
     bare, followed = _bare(analysis)
-    bare &= _overlaps(calls.start_ns, calls.end_ns, window)
+    bare &= calls.within(window)
     dropped = trace.dropped.get("zero_time_ops", 0) - trace.dropped.get("zero_time_copies", 0)
-    kernels = int((bare & followed & named(trace, LAUNCH)).sum()) - dropped
-    if kernels > 0:
-        why.append(f"{kernels} kernel launches have no recorded kernel, though later ones do: device records were lost")
+    kernels = int((bare & followed & trace.named(LAUNCH, calls.name)).sum()) - dropped
+    why = _counted((kernels, "kernel launches have no recorded kernel, though later ones do: device records were lost"))
     share, of = _synchronous_launches(analysis)
     if of >= FEWEST_LAUNCHES and share > SYNCHRONOUS_SHARE:
         why.append(
             f"{share:.0%} of {of} kernel launches returned only after their kernel had ended: was it recorded with "
             "CUDA_LAUNCH_BLOCKING=1?"
         )
-    copies = np.flatnonzero(bare & named(trace, COPY_CALL) & (calls.end_ns - calls.start_ns >= POLL_NS))
+    copies = np.flatnonzero(bare & trace.named(COPY_CALL, calls.name) & (calls.end_ns - calls.start_ns >= POLL_NS))
     worked = ended_between(trace, calls.process[copies], calls.start_ns[copies], calls.end_ns[copies])
-    copies = copies[followed[copies] | worked]
-    if len(copies):
-        why.append(
-            f"{len(copies)} copy calls of {POLL_NS / 1e3:g} us and more have no recorded copy: they may have waited"
-        )
-    return why
+    lone = int((followed[copies] | worked).sum())
+    return why + _counted((lone, f"copy calls of {_POLL} and more have no recorded copy: they may have waited"))
 
 
 def _synchronous_launches(analysis: Analysis) -> tuple[float, int]:
     """(share of the kernel launches, graphs left out, that returned after their kernel ended; how many there are)."""
     ops, calls = analysis.trace.ops, analysis.trace.calls
-    kernels = (ops.launch >= 0) & (ops.kind == KERNEL)
-    ends = np.full(len(calls), np.iinfo(np.int64).min, np.int64)
-    np.maximum.at(ends, ops.launch[kernels], ops.end_ns[kernels])
-    rows = np.flatnonzero((ends > np.iinfo(np.int64).min) & (calls.kind != GRAPH_LAUNCH))
+    kernels = np.flatnonzero(ops.kind == KERNEL)
+    ends = analysis.trace.last_end_ns(kernels)
+    rows = np.flatnonzero((ends > NEVER) & (calls.kind != GRAPH_LAUNCH))
     return float((calls.end_ns[rows] >= ends[rows]).mean()) if len(rows) else 0.0, len(rows)
 
 
 def _bare(analysis: Analysis) -> tuple[np.ndarray, np.ndarray]:
     """Masks: calls without operations outside captures; calls that a launch of their thread with operations follows."""
     trace, calls = analysis.trace, analysis.trace.calls
-    last = np.full(len(trace.threads) + 1, np.iinfo(np.int64).min, np.int64)
+    last = np.full(len(trace.threads) + 1, NEVER, np.int64)
     np.maximum.at(last, calls.thread[analysis.launches], calls.start_ns[analysis.launches])
-    nothing = last == np.iinfo(np.int64).min  # threads none of whose launches has its operation
-    last[nothing] = calls.start_ns[analysis.launches].max(initial=np.iinfo(np.int64).min)
+    # threads none of whose launches has its operation
+    last[last == NEVER] = calls.start_ns[analysis.launches].max(initial=NEVER)
     followed = calls.start_ns < last[calls.thread]
     bare = np.ones(len(calls), bool)
     bare[analysis.launches] = False
-    begin = np.flatnonzero(named(trace, re.compile("StreamBeginCapture")))
-    end = np.flatnonzero(named(trace, re.compile("StreamEndCapture")))
-    for p in np.unique(calls.process[np.concatenate([begin, end])]):
-        opened, closed = begin[calls.process[begin] == p], end[calls.process[end] == p]
-        edges = np.concatenate([opened, closed])
-        depth = np.zeros(len(calls) + 1, np.int64)
-        np.add.at(depth, edges, np.concatenate([np.ones(len(opened), int), -np.ones(len(closed), int)]))
-        depth = np.cumsum(depth)[:-1]
-        capturing = depth > min(0, int(depth.min(initial=0)))  # a capture that began before the recording
+    edge = trace.named(_CAPTURE_BEGINS, calls.name).astype(int) - trace.named(_CAPTURE_ENDS, calls.name)
+    for p in np.unique(calls.process[edge != 0]):
+        depth = np.cumsum(np.where(calls.process == p, edge, 0))
+        capturing = depth > min(0, int(depth.min()))  # a capture that began before the recording
         bare &= ~(capturing & (calls.process == p))
     return bare, followed
 
@@ -174,7 +187,7 @@ def _bare(analysis: Analysis) -> tuple[np.ndarray, np.ndarray]:
 def _copies(analysis: Analysis, window: Window | None) -> list[str]:
     """Device-to-host copies of which it cannot be told whether they blocked."""
     ops, calls = analysis.trace.ops, analysis.trace.calls
-    rows = np.flatnonzero((ops.kind == COPY) & _overlaps(ops.start_ns, ops.end_ns, window))
+    rows = np.flatnonzero((ops.kind == COPY) & ops.within(window))
     rows = rows[(ops.copy_kind[rows] == D2H) | (ops.copy_kind[rows] == OTHER_COPY)]
     launch = ops.launch[rows]
     d2h, known = ops.copy_kind[rows] == D2H, launch >= 0
@@ -198,7 +211,7 @@ def _copies(analysis: Analysis, window: Window | None) -> list[str]:
         (read, "are read by an operator that waits for them, but no wait was recorded"),
         (~d2h & late & ~waited, "have no direction, and their calls returned after they ended"),
     )
-    return [f"{int(mask.sum())} device-to-host or undirected copies {words}" for mask, words in found if mask.any()]
+    return _counted(*((int(mask.sum()), f"device-to-host or undirected copies {words}") for mask, words in found))
 
 
 def _shared_ids(analysis: Analysis, rows: np.ndarray) -> np.ndarray:
@@ -231,59 +244,60 @@ def _host(analysis: Analysis, window: Window | None) -> list[str]:
 def _calls(analysis: Analysis, window: Window | None) -> list[str]:
     """Calls that held a submitting thread and may have waited, without evidence that they did."""
     trace, calls, waits = analysis.trace, analysis.trace.calls, analysis.waits
-    why = []
-    inside = _overlaps(waits.start_ns, waits.end_ns, window) & (waits.kind != FINAL_SYNC) & (waits.kind != POLLING)
-    idle = int((inside & waits.submits & ~waits.blocking & (waits.end_ns - waits.start_ns >= POLL_NS)).sum())
-    if idle:
-        why.append(
-            f"{idle} synchronise calls took {POLL_NS / 1e3:g} us and more though no recorded work that they wait for "
-            "ended in them"
-        )
+    inside = waits.within(window) & (waits.kind != FINAL_SYNC) & (waits.kind != POLLING)
+    idle = inside & waits.submits & ~waits.blocking & (waits.end_ns - waits.start_ns >= POLL_NS)
     held = _standstills(analysis, np.flatnonzero(inside & ~waits.submits & waits.blocking))
-    if held:
-        why.append(
-            f"{held} blocking waits of threads that launch nothing, while no thread submitted: one may have waited for "
-            "them"
-        )
     launching = np.zeros(len(trace.threads) + 1, bool)
     launching[calls.thread[analysis.launches]] = True
-    unknown = (calls.kind == OTHER_CALL) & (~named(trace, _VENDOR) | named(trace, _MAY_WAIT)) & launching[calls.thread]
-    unknown &= (calls.end_ns - calls.start_ns >= POLL_NS) & _overlaps(calls.start_ns, calls.end_ns, window)
-    unknown[analysis.launches] = False
+    other = calls.kind == OTHER_CALL
+    other[analysis.launches] = False
+    names = calls.name
+    unknown = other & (~trace.named(_VENDOR, names) | trace.named(_MAY_WAIT, names)) & launching[calls.thread]
+    unknown &= (calls.end_ns - calls.start_ns >= POLL_NS) & calls.within(window)
     unknown[waits.call] = False
-    if unknown.any():
-        some = sorted({trace.names[i] for i in calls.name[unknown]})[:3]
-        why.append(
-            f"{int(unknown.sum())} calls of {POLL_NS / 1e3:g} us and more are of no known kind: {', '.join(some)}"
-        )
-    syncs = trace.syncs
-    explicit = np.array([not trace.names[i].startswith("Stream Wait") for i in syncs.name], bool)
+    some = ", ".join(sorted({trace.names[i] for i in names[unknown]})[:3])
+    runs = query_runs(trace, launching, other, SLOW_POLL_CALLS, LONG_CALL_NS, _ATEN)
+    return _counted(
+        (
+            int(idle.sum()),
+            f"synchronise calls took {_POLL} and more though no recorded work that they wait for ended in them",
+        ),
+        (
+            held,
+            "blocking waits of threads that launch nothing, while no thread submitted: one may have waited for them",
+        ),
+        (int(unknown.sum()), f"calls of {_POLL} and more are of no known kind: {some}"),
+        (_orphans(analysis, window), "synchronisation records belong to no recorded call as long as they"),
+        (
+            _unjudged(analysis, runs, window),
+            "times a submitting thread asked for events or streams again and again: it may poll",
+        ),
+        (
+            _reads_without_calls(analysis, window),
+            "operators that read device values contain no recorded call: their waits are not seen",
+        ),
+    )
+
+
+def _orphans(analysis: Analysis, window: Window | None) -> int:
+    """How many synchronisation records last longer than the call of their id, stream waits left out."""
+    trace, calls, syncs = analysis.trace, analysis.trace.calls, analysis.trace.syncs
     ids, of_call = np.unique(calls.correlation, return_inverse=True)
     longest = np.zeros(len(ids), np.int64)  # several processes may use one id
     np.maximum.at(longest, of_call, calls.end_ns - calls.start_ns)
     at = np.minimum(np.searchsorted(ids, syncs.correlation), len(ids) - 1)
     lasted = np.where(ids[at] == syncs.correlation, longest[at], 0)
-    orphan = explicit & (syncs.end_ns - syncs.start_ns - lasted >= POLL_NS)
-    orphan &= _overlaps(syncs.start_ns, syncs.end_ns, window)
-    if orphan.any():
-        why.append(f"{int(orphan.sum())} synchronisation records belong to no recorded call as long as they")
-    quiet = calls.kind == OTHER_CALL
-    quiet[analysis.launches] = False
-    runs = query_runs(trace, launching, quiet, SLOW_POLL_CALLS, LONG_CALL_NS, _ATEN)
-    spans = list(zip(calls.start_ns[runs[:, 0]].tolist(), calls.end_ns[runs[:, 1]].tolist()))
-    polling = waits.kind == POLLING
-    spans = [
-        (a, b)
-        for a, b in spans
-        if (window is None or (b > window[0] and a < window[1]))
-        and not ((waits.start_ns < b) & (waits.end_ns > a) & polling).any()
-    ]
-    if spans:
-        why.append(f"{len(spans)} times a submitting thread asked for events or streams again and again: it may poll")
-    scalars = _reads_without_calls(analysis, window)
-    if scalars:
-        why.append(f"{scalars} operators that read device values contain no recorded call: their waits are not seen")
-    return why
+    orphan = ~trace.named(_STREAM_WAIT, syncs.name) & (syncs.end_ns - syncs.start_ns - lasted >= POLL_NS)
+    return int((orphan & syncs.within(window)).sum())
+
+
+def _unjudged(analysis: Analysis, runs: np.ndarray, window: Window | None) -> int:
+    """How many runs (first and last call) in the window meet no wait that is known as polling."""
+    calls, waits = analysis.trace.calls, analysis.waits
+    low, high = window or (NEVER, FOREVER)
+    polls = waits.take(waits.kind == POLLING)
+    spans = zip(calls.start_ns[runs[:, 0]], calls.end_ns[runs[:, 1]])
+    return sum(a < high and b > low and not polls.within((a, b)).any() for a, b in spans)
 
 
 def _standstills(analysis: Analysis, rows: np.ndarray) -> int:
@@ -303,12 +317,11 @@ def _standstills(analysis: Analysis, rows: np.ndarray) -> int:
 
 def _reads_without_calls(analysis: Analysis, window: Window | None) -> int:
     trace, spans, calls = analysis.trace, analysis.trace.spans, analysis.trace.calls
-    read = {i for i in np.unique(spans.name) if _SCALAR.match(trace.names[i])}
     rows = np.flatnonzero(
         (spans.kind == CPU_OP)
-        & np.isin(spans.name, list(read))
+        & trace.named(_SCALAR, spans.name)
         & (spans.end_ns - spans.start_ns >= POLL_NS)
-        & _overlaps(spans.start_ns, spans.end_ns, window)
+        & spans.within(window)
     )
     found = 0
     for thread in np.unique(spans.thread[rows]):
@@ -325,11 +338,8 @@ def _idle(analysis: Analysis, window: Window | None, threshold_ns: float) -> lis
     n = total = 0
     for pair in analysis.rows:
         idle = analysis.idle(pair, window)
-        length = idle.end_ns - idle.start_ns
-        open_end = idle.ended_by == NONE
-        rows = (idle.cause == UNKNOWN) & (length > threshold_ns) & ~open_end
+        rows = (idle.cause == UNKNOWN) & (idle.length_ns > threshold_ns) & (idle.ended_by != NONE)
         rows &= ~analysis.carry_in[np.maximum(idle.ended_by, 0)]
-        n, total = n + int(rows.sum()), total + int(length[rows].sum())
-    if not n:
-        return []
-    return [f"{n} idle intervals above {threshold_ns / 1e3:g} us have no known cause ({total / 1e3:.1f} us in all)"]
+        n, total = n + int(rows.sum()), total + int(idle.length_ns[rows].sum())
+    words = f"idle intervals above {threshold_ns / 1e3:g} us have no known cause ({total / 1e3:.1f} us in all)"
+    return _counted((n, words))

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.traces.trace import COPY, NONE, Trace
+from workbench.traces.trace import COPY, FOREVER, NONE, Trace, Window
 from workbench.traces.waits import Waits, find_waits, launch_calls
 
 SUBMISSION, SYNC, TURNAROUND, DEPENDENCY, UNKNOWN = range(5)
 CAUSES = ("submission", "sync", "turnaround", "dependency", "unknown")
 TURNAROUND_NS = 5_000
-Window = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -76,14 +75,18 @@ class Idle:
     ended_by: np.ndarray
     wait: np.ndarray
 
+    @property
+    def length_ns(self) -> np.ndarray:
+        """Length of each interval."""
+        return self.end_ns - self.start_ns
+
     def total_ns(self) -> int:
         """Sum of all intervals."""
-        return int((self.end_ns - self.start_ns).sum())
+        return int(self.length_ns.sum())
 
     def by_cause_ns(self) -> dict[str, int]:
         """Sums by cause, waits split into the blocked and the rebuild part; the values add up to the total."""
-        length = self.end_ns - self.start_ns
-        sums = {name: int(length[self.cause == i].sum()) for i, name in enumerate(CAUSES)}
+        sums = {name: int(self.length_ns[self.cause == i].sum()) for i, name in enumerate(CAUSES)}
         blocked = int(self.blocked_ns.sum())
         return {
             "submission": sums["submission"],
@@ -102,7 +105,7 @@ class Analysis:
         self.trace = trace
         ops, calls = trace.ops, trace.calls
         self.launches = launch_calls(trace)
-        self.first_start = np.full(len(calls), np.iinfo(np.int64).max, np.int64)
+        self.first_start = np.full(len(calls), FOREVER, np.int64)
         linked = np.flatnonzero(ops.launch >= 0)[::-1]
         self.first_start[ops.launch[linked]] = ops.start_ns[linked]
         self.submitted = ops.start_ns.copy()
@@ -122,6 +125,10 @@ class Analysis:
             self.carry_in[head] = True
             if len(head):
                 self.submitted[head] = ops.start_ns[rows[0]]
+
+    def launches_of(self, thread: int) -> np.ndarray:
+        """Rows of a thread's launch calls, ascending."""
+        return self.launches[self.trace.calls.thread[self.launches] == thread]
 
     def window(self, pair: tuple[int, int], window: Window | None = None) -> Window:
         """The given window, or from the first start to the last end of the device's operations."""
@@ -167,7 +174,7 @@ class Analysis:
             mine = counted[waits.thread[counted] == thread]
             if not len(mine):
                 continue
-            submissions = self.launches[calls.thread[self.launches] == thread]
+            submissions = self.launches_of(thread)
             at = np.searchsorted(submissions, launch[here], "left") - 1
             previous = np.where(at >= 0, submissions[np.maximum(at, 0)], NONE)
             last = np.searchsorted(waits.call[mine], launch[here], "left") - 1

@@ -46,6 +46,10 @@ class Where:
     op: str
     range: str
 
+    def as_dict(self) -> dict[str, str | None]:
+        """Plain values for JSON, None where the trace does not say."""
+        return {"line": self.line or None, "op": self.op or None, "range": self.range or None}
+
 
 class Locator:
     """Finds line, operator and range of instants on the threads of a trace; indexes each thread once."""

@@ -13,10 +13,11 @@ import numpy as np
 
 from workbench.models.metrics import communication_exposure, d2h_route_shape_wall_time, step_time, union_length
 from workbench.traces.idle import SYNC, Analysis, Window
-from workbench.traces.trace import KERNEL, RANGE, Trace, TraceError
+from workbench.traces.trace import KERNEL, RANGE, Trace, TraceError, of_names
 from workbench.traces.waits import BLOCKING_D2H
 
 _TIME = re.compile(r"^(\+?)(\d+(?:\.\d+)?)(ns|us|ms|s|)$")
+_STEP = re.compile("^ProfilerStep")
 _UNIT_NS = {"": 1, "ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 COLLECTIVE = re.compile(
     r"nccl|rccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sendrecv|barrier_on_stream|sync_on_stream",
@@ -48,18 +49,15 @@ def find_ranges(analysis: Analysis, pattern: str) -> RangeTable:
         wanted = re.compile(pattern)
     except re.error as error:
         raise TraceError(f"range pattern {pattern!r}: {error}") from error
-    matching = np.array([bool(wanted.search(n)) for n in trace.names] or [False])
-    rows = np.flatnonzero((spans.kind == RANGE) & matching[spans.name])
+    rows = np.flatnonzero((spans.kind == RANGE) & trace.named(wanted, spans.name))
     if not len(rows):
         have = sorted({trace.names[i] for i in np.unique(spans.name[spans.kind == RANGE])})
         raise TraceError(f"no range matches {pattern!r}; ranges here: {', '.join(have[:12]) or 'none'}")
     device_start = np.full(len(rows), -1, np.int64)
     device_end = np.full(len(rows), -1, np.int64)
-    last_end = np.full(len(calls), -1, np.int64)
-    linked = ops.launch >= 0
-    np.maximum.at(last_end, ops.launch[linked], ops.end_ns[linked])
+    last_end = trace.last_end_ns(np.arange(len(ops)))
     for thread in np.unique(spans.thread[rows]):
-        mine = analysis.launches[calls.thread[analysis.launches] == thread]
+        mine = analysis.launches_of(thread)
         for i in np.flatnonzero(spans.thread[rows] == thread):
             a = np.searchsorted(calls.start_ns[mine], spans.start_ns[rows[i]], "left")
             b = np.searchsorted(calls.start_ns[mine], spans.end_ns[rows[i]], "left")
@@ -87,8 +85,7 @@ def blocks_ahead(ranges: RangeTable) -> tuple[np.ndarray, np.ndarray]:
 def steps(trace: Trace) -> list[tuple[str, Window]]:
     """The profiler's steps (ProfilerStep#N) in order, the last one included."""
     spans = trace.spans
-    is_step = np.array([n.startswith("ProfilerStep") for n in trace.names] or [False])
-    rows = np.flatnonzero((spans.kind == RANGE) & is_step[spans.name]) if len(spans) else []
+    rows = np.flatnonzero((spans.kind == RANGE) & trace.named(_STEP, spans.name))
     return [(trace.names[spans.name[i]], (int(spans.start_ns[i]), int(spans.end_ns[i]))) for i in rows]
 
 
@@ -114,9 +111,10 @@ def parse_window(trace: Trace, text: str | None) -> Window | None:
         if number >= len(found):
             raise TraceError(f"window {text!r}: the trace has {len(found)} steps, counted from 0")
         return found[number][1]
-    for i in np.flatnonzero(trace.spans.kind == RANGE) if len(trace.spans) else []:
-        if trace.names[trace.spans.name[i]] == text:
-            return int(trace.spans.start_ns[i]), int(trace.spans.end_ns[i])
+    spans = trace.spans
+    named = np.flatnonzero((spans.kind == RANGE) & of_names(trace.names, spans.name, lambda name: name == text))
+    if len(named):
+        return int(spans.start_ns[named[0]]), int(spans.end_ns[named[0]])
     parts = text.split(":")
     times = [_TIME.match(p) for p in parts]
     if len(parts) != 2 or not all(times):
@@ -165,8 +163,7 @@ def table51(analysis: Analysis, window: Window | None = None) -> list[dict[str, 
         )
         rows.append({"metric": "D2H route-shape wall time", **where, **wall})
         mine = analysis.rows[pair]
-        is_comm = np.array([bool(COLLECTIVE.search(n)) for n in trace.names] or [False])[ops.name[mine]]
-        is_comm &= ops.kind[mine] == KERNEL
+        is_comm = trace.named(COLLECTIVE, ops.name[mine]) & (ops.kind[mine] == KERNEL)
         start, end = np.clip(ops.start_ns[mine], low, high), np.clip(ops.end_ns[mine], low, high)
         comm = _pairs_us(start[is_comm], end[is_comm], low)
         rows.append(
@@ -191,7 +188,7 @@ def _launch_gaps(analysis: Analysis, picked: np.ndarray) -> np.ndarray:
     calls, waits = analysis.trace.calls, analysis.waits
     out = np.zeros(len(picked), np.int64)
     for thread in np.unique(waits.thread[picked]):
-        mine = analysis.launches[calls.thread[analysis.launches] == thread]
+        mine = analysis.launches_of(thread)
         here = np.flatnonzero(waits.thread[picked] == thread)
         at = np.searchsorted(calls.start_ns[mine], waits.end_ns[picked[here]], "left")
         ok = at < len(mine)

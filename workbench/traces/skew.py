@@ -87,8 +87,7 @@ def start_skew(analyses: Sequence[Analysis], pattern: str, windows: Sequence[Win
 def _collectives(analysis: Analysis, window: Window) -> list[tuple[str, int]]:
     """(name, duration in ns) of the collectives launched within the window, in order of launch."""
     ops, calls, names = analysis.trace.ops, analysis.trace.calls, analysis.trace.names
-    talks = np.array([bool(COLLECTIVE.search(n)) for n in names] or [False])
-    rows = np.flatnonzero(talks[ops.name] & (ops.kind == KERNEL) & (ops.launch >= 0))
+    rows = np.flatnonzero(analysis.trace.named(COLLECTIVE, ops.name) & (ops.kind == KERNEL) & (ops.launch >= 0))
     launched = calls.start_ns[ops.launch[rows]]
     rows = rows[(launched >= window[0]) & (launched < window[1])]
     rows = rows[np.lexsort((ops.start_ns[rows], calls.start_ns[ops.launch[rows]]))]

@@ -24,9 +24,7 @@ def summarise(trace: Trace | Analysis, window: Window | None = None) -> dict[str
     trace = analysis.trace
     locator = Locator(trace)
     devices = [_device(analysis, pair, window) for pair in analysis.rows]
-    waits = analysis.waits
-    if window is not None:
-        waits = waits.take((waits.end_ns > window[0]) & (waits.start_ns < window[1]))
+    waits = analysis.waits.take(analysis.waits.within(window))
     return {
         "schema": SCHEMA,
         "devices": devices,

@@ -8,7 +8,8 @@ Source: report Section 8.5 and Appendix B.6.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -38,29 +39,21 @@ class Verdict:
     @property
     def exit_code(self) -> int:
         """0 synchronization-free, 1 not, 2 cannot tell."""
-        return {True: 0, False: 1, None: 2}[self.sync_free]
+        return (True, False, None).index(self.sync_free)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "schema": 1,
-            "verdict": {True: "sync-free", False: "not sync-free", None: "cannot tell"}[self.sync_free],
-            "sync_free": self.sync_free,
-            "exit_code": self.exit_code,
-            "reasons": self.reasons,
-            "offences": self.offences,
-            "submission_idle": self.submission_idle,
-            "idle_threshold_us": self.idle_threshold_us,
-            "window_ns": list(self.window_ns) if self.window_ns else None,
-            "notes": self.notes,
-        }
+        told = {f.name: getattr(self, f.name) for f in fields(self)}
+        verdict = ("sync-free", "not sync-free", "cannot tell")[self.exit_code]
+        head = {"schema": 1, "verdict": verdict, "sync_free": self.sync_free, "exit_code": self.exit_code}
+        return head | told | {"window_ns": list(self.window_ns) if self.window_ns else None}
 
     @property
     def headline(self) -> str:
         """The verdict in words; a GPU that runs dry with no wait to blame is told apart."""
         if self.sync_free is False and not self.offences:
             return "no blocking wait, but the GPU runs dry"
-        return {True: "synchronization-free", False: "NOT synchronization-free", None: "cannot tell"}[self.sync_free]
+        return ("synchronization-free", "NOT synchronization-free", "cannot tell")[self.exit_code]
 
     def __str__(self) -> str:
         lines = [self.headline, *(f"- {r}" for r in self.reasons)]
@@ -130,53 +123,44 @@ def verify_trace(
 def _idle_waits(analysis: Analysis, window: Window | None) -> int:
     """Synchronise calls of submitting threads that are no offence."""
     waits = analysis.waits
-    inside = waits.submits & ~waits.counted()
-    if window is not None:
-        inside &= (waits.end_ns > window[0]) & (waits.start_ns < window[1])
-    return int(inside.sum())
+    return int((waits.submits & ~waits.counted() & waits.within(window)).sum())
 
 
 def _offences(analysis: Analysis, window: Window | None) -> tuple[list[dict[str, Any]], int]:
     trace, waits = analysis.trace, analysis.waits
-    inside = np.ones(len(waits), bool)
-    if window is not None:
-        inside = (waits.end_ns > window[0]) & (waits.start_ns < window[1])
+    inside = waits.within(window)
     rows = np.flatnonzero(waits.counted() & inside)
     caused = np.zeros(len(waits) + 1, np.int64)
     for pair in analysis.rows:
         idle = analysis.idle(pair, window)
         sync = idle.cause == SYNC
-        np.add.at(caused, idle.wait[sync], (idle.end_ns - idle.start_ns)[sync])
-    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
-    places: dict[tuple[Any, ...], dict[str | None, None]] = {}
-    for i, w in zip(rows, describe_waits(trace, waits.take(rows))):
+        np.add.at(caused, idle.wait[sync], idle.length_ns[sync])
+    groups: dict[tuple[Any, ...], list[tuple[dict[str, Any], int]]] = {}
+    for i, wait in zip(rows, describe_waits(trace, waits.take(rows))):
         call = trace.names[trace.calls.name[waits.call[i]]]
-        key = (w["kind"], call, w["line"], w["op"])
-        group = groups.setdefault(
-            key,
-            {
-                "kind": w["kind"],
-                "call": call,
-                "line": w["line"],
-                "op": w["op"],
-                "range": w["range"],
-                "count": 0,
-                "total_ns": 0,
-                "max_ns": 0,
-                "gpu_idle_ns": 0,
-                "first_ns": w["start_ns"],
-            },
-        )
-        places.setdefault(key, {})[w["range"]] = None
-        group["count"] += 1
-        group["total_ns"] += w["duration_ns"]
-        group["max_ns"] = max(group["max_ns"], w["duration_ns"])
-        group["gpu_idle_ns"] += int(caused[i])
-    for key, found in places.items():
-        if len(found) > 1:
-            groups[key]["range"] = f"{next(r for r in found if r)} and {len(found) - 1} more"
+        groups.setdefault((wait["kind"], call, wait["line"], wait["op"]), []).append((wait, int(caused[i])))
+    found = [_offence(call, *zip(*group)) for (_, call, _, _), group in groups.items()]
     exempt = int((inside & (waits.kind == FINAL_SYNC) & waits.submits).sum())
-    return sorted(groups.values(), key=lambda g: -g["total_ns"]), exempt
+    return sorted(found, key=lambda g: -g["total_ns"]), exempt
+
+
+def _offence(call: str, waits: Sequence[dict[str, Any]], idle_ns: Sequence[int]) -> dict[str, Any]:
+    """Return what the waits of one place have in common, and their sums."""
+    lengths = [w["duration_ns"] for w in waits]
+    ranges = list(dict.fromkeys(w["range"] for w in waits))
+    one = ranges[0] if len(ranges) == 1 else f"{next(filter(None, ranges))} and {len(ranges) - 1} more"
+    return {
+        "kind": waits[0]["kind"],
+        "call": call,
+        "line": waits[0]["line"],
+        "op": waits[0]["op"],
+        "range": one,
+        "count": len(waits),
+        "total_ns": sum(lengths),
+        "max_ns": max(lengths),
+        "gpu_idle_ns": sum(idle_ns),
+        "first_ns": waits[0]["start_ns"],
+    }
 
 
 def _submission_idle(
@@ -187,9 +171,8 @@ def _submission_idle(
     found: list[tuple[int, int, int, tuple[int, int]]] = []
     for pair in analysis.rows:
         idle = analysis.idle(pair, window)
-        length = idle.end_ns - idle.start_ns
-        rows = np.flatnonzero((idle.cause == SUBMISSION) & (length > threshold_us * 1e3))
-        found += [(int(length[i]), int(idle.start_ns[i]), int(idle.ended_by[i]), pair) for i in rows]
+        rows = np.flatnonzero((idle.cause == SUBMISSION) & (idle.length_ns > threshold_us * 1e3))
+        found += [(int(idle.length_ns[i]), int(idle.start_ns[i]), int(idle.ended_by[i]), pair) for i in rows]
     found.sort(reverse=True)
     locator = Locator(trace)
     out = []
@@ -203,9 +186,7 @@ def _submission_idle(
                 "start_ns": start_ns,
                 "duration_ns": length_ns,
                 "before": trace.names[trace.ops.name[op]],
-                "line": where.line or None,
-                "op": where.op or None,
-                "range": where.range or None,
+                **where.as_dict(),
             }
         )
     return np.array([f[0] for f in found], np.int64), out

@@ -16,12 +16,15 @@ from workbench.traces.trace import (
     D2H,
     DEVICE_SYNC,
     EVENT_SYNC,
+    FOREVER,
+    NEVER,
     NONE,
     OTHER_CALL,
     PAGEABLE,
     PINNED,
     QUERY,
     STREAM_SYNC,
+    Table,
     Trace,
 )
 
@@ -44,13 +47,18 @@ COPY_CALL = re.compile(r"^(cuda|cu|hip)Memcpy")
 _MOVES = re.compile(r"^(cuda|cu|hip)Mem(cpy|set)")
 _FREES = re.compile(r"^(cuda|cu|hip)(Mem)?Free(Array|Host|MipmappedArray)?(_v\d+)*$")
 """Calls that wait for all work of the device before they return."""
-_RECORD_KIND = (("Event Sync", EVENT_SYNC), ("Stream Sync", STREAM_SYNC), ("Context Sync", DEVICE_SYNC))
+_RECORD_KIND = (
+    (re.compile("^Event Sync"), EVENT_SYNC),
+    (re.compile("^Stream Sync"), STREAM_SYNC),
+    (re.compile("^Context Sync"), DEVICE_SYNC),
+)
+_ASYNCHRONOUS = re.compile("Async")
 _HARMLESS = re.compile(r"^(cuda|hip)(GetLastError|PeekAtLastError|GetDevice|SetDevice)|^cuCtx(Get|Set)Current")
 _ALLOCATION = re.compile(r"aten::(new_)?(empty|resize|_?pin_memory|set_|clone)")
 
 
 @dataclass(frozen=True)
-class Waits:
+class Waits(Table):
     """One row per wait, sorted by start. `blocking`: device work ended during the call, so the host did wait for it.
 
     `blocking_copy` is a synchronous copy that is no device-to-host copy by its record (host to device, or done by a
@@ -68,16 +76,9 @@ class Waits:
     submits: np.ndarray
     copy: np.ndarray
 
-    def __len__(self) -> int:
-        return len(self.kind)
-
     def counted(self) -> np.ndarray:
         """Mask of waits that held up submission: blocking, on a submitting thread, not the profiler's final one."""
         return self.blocking & self.submits & (self.kind != FINAL_SYNC)
-
-    def take(self, rows: np.ndarray) -> Waits:
-        """The same table with only the given rows."""
-        return Waits(**{k: v[rows] for k, v in self.__dict__.items()})
 
 
 def launch_calls(trace: Trace) -> np.ndarray:
@@ -86,17 +87,6 @@ def launch_calls(trace: Trace) -> np.ndarray:
     mask = np.zeros(len(trace.calls), bool)
     mask[owned] = True
     return np.flatnonzero(mask)
-
-
-def named(trace: Trace, pattern: re.Pattern[str]) -> np.ndarray:
-    """Mask of the calls whose name matches; each distinct name is asked once."""
-    calls = trace.calls
-    if not len(calls):
-        return np.zeros(0, bool)
-    used = np.flatnonzero(np.bincount(calls.name))
-    hit = np.zeros(int(used[-1]) + 1, bool)
-    hit[used] = [bool(pattern.search(trace.names[i])) for i in used]
-    return hit[calls.name]
 
 
 def find_waits(trace: Trace) -> Waits:
@@ -108,7 +98,7 @@ def find_waits(trace: Trace) -> Waits:
     """
     ops, calls = trace.ops, trace.calls
     launches = launch_calls(trace)
-    submits = named(trace, LAUNCH)  # of kernels that were not recorded, too
+    submits = trace.named(LAUNCH, calls.name)  # of kernels that were not recorded, too
     submits[launches] = True
     launching = np.zeros(len(trace.threads) + 1, bool)
     launching[calls.thread[submits]] = True
@@ -117,7 +107,7 @@ def find_waits(trace: Trace) -> Waits:
 
     copies = np.flatnonzero((ops.copy_kind == D2H) & (ops.launch >= 0))
     own = ops.launch[copies]
-    asynchronous = named(trace, re.compile("Async"))
+    asynchronous = trace.named(_ASYNCHRONOUS, calls.name)
     returned_late = (calls.end_ns[own] >= ops.end_ns[copies]) & (calls.start_ns[own] <= ops.start_ns[copies])
     blocks = returned_late & ~((ops.host_memory[copies] == PINNED) & asynchronous[own])
     delivered[own[blocks]] = copies[blocks]
@@ -158,10 +148,8 @@ def _kinds(trace: Trace, launches: np.ndarray) -> np.ndarray:
     """`Calls.kind`, and for calls of other names the kind that the profiler's own record of the wait gives."""
     calls, syncs = trace.calls, trace.syncs
     kind = calls.kind.copy()
-    if not len(syncs) or not len(calls):
-        return kind
     for name, code in _RECORD_KIND:
-        meant = np.array([trace.names[i].startswith(name) for i in syncs.name], bool) & (syncs.correlation > 0)
+        meant = trace.named(name, syncs.name) & (syncs.correlation > 0)
         found = np.isin(calls.correlation, syncs.correlation[meant]) & (kind == OTHER_CALL)
         found[launches] = False
         kind[found] = code
@@ -179,13 +167,11 @@ def _synchronous_copies(
     pageable = np.zeros(len(calls), bool)
     pageable[ops.launch[(ops.launch >= 0) & (ops.host_memory == PAGEABLE)]] = True
     may_wait = synchronous | (pageable & (calls.end_ns - calls.start_ns >= POLL_NS))
-    rows = launches[(named(trace, _MOVES) & may_wait)[launches] & (delivered[launches] < 0)]
+    rows = launches[(trace.named(_MOVES, calls.name) & may_wait)[launches] & (delivered[launches] < 0)]
     mine = np.flatnonzero(np.isin(ops.launch, rows))
-    last = np.full(len(calls), np.iinfo(np.int64).min, np.int64)
-    first = np.full(len(calls), np.iinfo(np.int64).max, np.int64)
-    np.maximum.at(last, ops.launch[mine], ops.end_ns[mine])
+    first = np.full(len(calls), FOREVER, np.int64)
     np.minimum.at(first, ops.launch[mine], ops.start_ns[mine])
-    rows = rows[last[rows] <= calls.end_ns[rows]]
+    rows = rows[trace.last_end_ns(mine)[rows] <= calls.end_ns[rows]]
     # Other work that ended between the call's start and the copy's own: the call waited for it.
     return rows[ended_between(trace, calls.process[rows], calls.start_ns[rows], np.maximum(first[rows], 0))]
 
@@ -193,14 +179,9 @@ def _synchronous_copies(
 def _draining_frees(trace: Trace) -> np.ndarray:
     """Calls that free memory, during which the last of all work submitted before them ended."""
     ops, calls = trace.ops, trace.calls
-    frees = np.flatnonzero(named(trace, _FREES))
-    if not len(frees):
-        return frees
-    never = np.iinfo(np.int64).min
-    ends = np.full(len(calls), never, np.int64)
-    linked = ops.launch >= 0
-    np.maximum.at(ends, ops.launch[linked], ops.end_ns[linked])
-    found = []
+    frees = np.flatnonzero(trace.named(_FREES, calls.name))
+    ends = trace.last_end_ns(np.arange(len(ops)))
+    found = [frees[:0]]
     for p in np.unique(calls.process[frees]):
         mine = np.flatnonzero(calls.process == p)
         drained = np.maximum.accumulate(ends[mine])  # end of all work submitted by calls up to this one
@@ -257,7 +238,7 @@ def _final_syncs(trace: Trace, submits: np.ndarray) -> np.ndarray:
     for p in np.unique(calls.process):
         mine = np.flatnonzero((calls.process == p) & (calls.kind == DEVICE_SYNC))
         submitted = np.flatnonzero(submits & (calls.process == p))
-        last = calls.start_ns[submitted].max() if len(submitted) else np.iinfo(np.int64).min
+        last = calls.start_ns[submitted].max() if len(submitted) else NEVER
         if len(mine) and calls.start_ns[mine[-1]] > last:
             found.append(mine[-1])
     return np.array(found, np.int64)
@@ -265,7 +246,7 @@ def _final_syncs(trace: Trace, submits: np.ndarray) -> np.ndarray:
 
 def _polls(trace: Trace, launching: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """First and last call of each run of queries on a launching thread, with no other call between them."""
-    runs = query_runs(trace, launching, named(trace, _HARMLESS), POLL_CALLS, POLL_NS, _ALLOCATION)
+    runs = query_runs(trace, launching, trace.named(_HARMLESS, trace.calls.name), POLL_CALLS, POLL_NS, _ALLOCATION)
     return runs[:, 0], runs[:, 1]
 
 
@@ -319,9 +300,7 @@ def describe_waits(trace: Trace, waits: Waits, locator: Locator | None = None) -
                 "duration_ns": int(waits.end_ns[i] - waits.start_ns[i]),
                 "thread": label,
                 "blocking": bool(waits.blocking[i]),
-                "line": where.line or None,
-                "op": where.op or None,
-                "range": where.range or None,
+                **where.as_dict(),
             }
         )
     return rows
