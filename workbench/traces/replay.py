@@ -9,9 +9,8 @@ Source: report Section 8.1 (the queue rule), Equation 11.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,46 +19,201 @@ from workbench.models.submission import SUBMIT, WAIT, WAIT_OP, WORK, Columns, si
 from workbench.traces.idle import TURNAROUND_NS, Analysis, Window, gaps, time_inside
 from workbench.traces.lookup import Locator
 from workbench.traces.ranges import steps as profiler_steps
-from workbench.traces.trace import CPU_OP, NONE, Trace, TraceError
+from workbench.traces.trace import CPU_OP, FOREVER, NEVER, NONE, Trace, TraceError
 from workbench.traces.waits import NOT_COUNTED, describe_waits
 
 DEPENDENCY_SLACK_NS = 20_000
 LARGEST_FACTOR = 1e6  # a duration of days times this still fits int64 nanoseconds
 ROUNDS = 6
+_READ = ("aten::item", "aten::_local_scalar_dense")
 
 
-@dataclass(frozen=True)
 class Replay:
-    """A trace as a program: integer ns, one host timeline.
+    """A trace as a program: one host timeline of n steps, m operations in submission order (lead first).
 
-    `step_kind` (SUBMIT or WAIT), `step_cost_ns`, `step_time_ns` (measured instant of the step, from the origin),
-    `wait` (row of Waits, -1 for submissions), `call` (row of Calls); `first_op` [steps + 1] over operations in
-    submission order (`op` rows of DeviceOps, lead first); `core_ns` is an operation's own time and `overhead_ns` the
-    time from when it could start to when it did; `target` is the operation a wait waits for; `dep` the operation of
-    another stream that held one back, or -1.
+    Times are int64 ns on the trace's clock, `origin_ns` to `end_ns`.
+
+    Args:
+        analysis: of the trace.
+        window: launches and waits that begin in it are replayed; None is the whole trace.
+        process: whose; None is the one with most device operations.
+
+    Attributes:
+        step_kind: [n] SUBMIT or WAIT. step_ns: [n] measured instant of the step. step_cost_ns: [n] host time before it.
+        return_ns: [n] from the end of what a wait waited for to the return of its call.
+        wait: [n] row of Waits, -1 for submissions. call: [n] row of Calls.
+        target: [n] operation that a wait waits for, or -1.
+        op: [m] row of DeviceOps. op_step: [m] the step that submits it, -1 for the lead. first_op: [n + 1].
+        lanes: (device, stream) pairs. lane: [m] index into them.
+        core_ns: [m] an operation's own time. overhead_ns: [m] from when it could start to when it did.
+        starved: [m] its queue was empty when it was submitted.
+        dep: [m] operation of another stream that held it back, or -1.
+        notes: what this replay had to assume of this trace.
+
+    Raises:
+        TraceError: no device operations with a recorded launch in the window.
     """
 
-    analysis: Analysis
-    process: int
-    origin_ns: int
-    end_ns: int
-    step_kind: np.ndarray
-    step_cost_ns: np.ndarray
-    step_time_ns: np.ndarray
-    return_ns: np.ndarray
-    wait: np.ndarray
-    call: np.ndarray
-    first_op: np.ndarray
-    target: np.ndarray
-    op: np.ndarray
-    lane: np.ndarray
-    lanes: tuple[tuple[int, int], ...]
-    core_ns: np.ndarray
-    overhead_ns: np.ndarray
-    starved: np.ndarray
-    dep: np.ndarray
-    notes: list[str]
-    window: Window | None
+    def __init__(self, analysis: Analysis, window: Window | None, process: int | None) -> None:
+        self.analysis, self.window = analysis, window
+        self.notes: list[str] = []
+        ops, linked = analysis.trace.ops, analysis.trace.ops.launch >= 0
+        if not linked.any():
+            source = analysis.trace.source
+            raise TraceError(f"{source}: no device operation has a recorded launch, so there is nothing to replay")
+        self.process = int(np.bincount(ops.process[linked]).argmax()) if process is None else process
+        own, launches = self._choose_operations(linked)
+        self._order_steps(launches)
+        self._fill_queue(own, launches)
+        self._find_targets()
+        self._measure_steps()
+        self._measure_operations()
+
+    def _choose_operations(self, linked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(rows of the operations that are replayed, rows of the calls in the window that launched some of them)."""
+        analysis, trace = self.analysis, self.analysis.trace
+        ops, calls = trace.ops, trace.calls
+        if len({p for p, _ in analysis.rows}) > 1:
+            label = trace.process_label(self.process)
+            self.notes.append(f"only process {label} is replayed; each process has its own host")
+        low, high = self.window or (NEVER, FOREVER)
+        launched = np.where(linked, calls.start_ns[np.maximum(ops.launch, 0)], ops.start_ns)
+        own = np.flatnonzero((ops.process == self.process) & (ops.end_ns > low) & (launched < high))
+        if violated := int(analysis.clock_violation[own].sum()):
+            self.notes.append(
+                f"{violated} operations start before their launch and are taken as submitted when they start"
+            )
+        launches = np.unique(ops.launch[own[linked[own] & (launched[own] >= low)]])
+        if not len(launches):
+            raise TraceError(f"{trace.source}: nothing was launched in this window")
+        self.origin_ns = max(int(min(calls.start_ns[launches[0]], ops.start_ns[own].min())), low)
+        return own, launches
+
+    def _order_steps(self, launches: np.ndarray) -> None:
+        """Submissions and waits in the order of their instants."""
+        analysis, calls, waits = self.analysis, self.analysis.trace.calls, self.analysis.waits
+        high = self.window[1] if self.window else FOREVER
+        mine = waits.submits & (calls.process[waits.call] == self.process)
+        rows = np.flatnonzero(mine & (waits.start_ns >= self.origin_ns) & (waits.start_ns < high))
+        # A call that submits and waits has submitted after the time that such calls take without a wait.
+        waited = np.isin(launches, waits.call[rows])
+        plain = launches[~waited] if not waited.all() else launches
+        typical = int(np.median(calls.end_ns[plain] - calls.start_ns[plain]))
+        submitted = np.minimum(calls.end_ns[launches], analysis.first_start[launches])
+        submitted[waited] = np.minimum(submitted[waited], calls.start_ns[launches[waited]] + typical)
+        begin = waits.start_ns[rows].copy()
+        both = np.isin(waits.call[rows], launches)
+        begin[both] = submitted[np.searchsorted(launches, waits.call[rows[both]])]
+
+        kind = np.concatenate([np.full(len(launches), SUBMIT), np.full(len(rows), WAIT)])
+        instant = np.concatenate([submitted, begin])
+        order = np.lexsort((kind, instant))
+        self.step_kind, self.step_ns = kind[order], instant[order]
+        self.call = np.concatenate([launches, waits.call[rows]])[order]
+        self.wait = np.concatenate([np.full(len(launches), NONE), rows])[order]
+
+    def _fill_queue(self, own: np.ndarray, launches: np.ndarray) -> None:
+        """Operations in the order of their submission, each with its step and lane."""
+        analysis, ops = self.analysis, self.analysis.trace.ops
+        step_of_call = np.full(len(analysis.trace.calls), NONE, np.int64)
+        submits = np.flatnonzero(self.step_kind == SUBMIT)
+        step_of_call[self.call[submits]] = submits
+        linked = ops.launch[own] >= 0
+        step = np.where(linked, step_of_call[ops.launch[own]], NONE)
+        pairs = np.stack([ops.device[own].astype(np.int64), ops.stream[own]])
+        lanes, lane = np.unique(pairs, axis=1, return_inverse=True)
+        self.lanes, lane = tuple((int(d), int(s)) for d, s in lanes.T), lane.reshape(-1).astype(np.int64)
+        loose = ~linked & ~analysis.carry_in[own] & (ops.start_ns[own] >= self.origin_ns)
+        if loose.any():
+            for index in np.unique(lane[loose]):
+                rows = np.flatnonzero(lane == index)
+                step[rows] = np.where(loose[rows], np.maximum.accumulate(step[rows]), step[rows])
+            self.notes.append(
+                f"{int(loose.sum())} operations without a recorded launch are taken as submitted with the one before "
+                "them on their stream"
+            )
+        if lead := int((step < 0).sum()):
+            self.notes.append(f"{lead} operations were launched before the window: they are queued from the start")
+        listed = np.argsort(step, kind="stable")
+        self.op, self.op_step, self.lane = own[listed], step[listed], lane[listed]
+        self.first_op = np.searchsorted(self.op_step, np.arange(len(self.step_kind) + 1), "left")
+
+    def _find_targets(self) -> None:
+        """What each wait waits for: its copy, else the last to end before it returned; nothing if others submitted."""
+        ops, waits = self.analysis.trace.ops, self.analysis.waits
+        self.target = np.full(len(self.step_kind), NONE, np.int64)
+        position = np.full(len(ops), NONE, np.int64)
+        position[self.op] = np.arange(len(self.op))
+        by_end = np.argsort(ops.end_ns[self.op], kind="stable")
+        ends = ops.end_ns[self.op][by_end]
+        submissions = self.step_ns[self.step_kind == SUBMIT]
+        crossed = 0
+        for step in np.flatnonzero(self.step_kind == WAIT):
+            copy, until = waits.copy[self.wait[step]], waits.end_ns[self.wait[step]]
+            if np.searchsorted(submissions, until) > np.searchsorted(submissions, self.step_ns[step], "right"):
+                crossed += 1
+                continue
+            if copy >= 0 and position[copy] >= 0 and self.op_step[position[copy]] < step:
+                self.target[step] = position[copy]
+                continue
+            at = int(np.searchsorted(ends, until, "right")) - 1
+            while at >= 0 and self.op_step[by_end[at]] > step:
+                at -= 1
+            if at >= 0:
+                self.target[step] = by_end[at]
+        if crossed:
+            self.notes.append(
+                f"{crossed} waits overlap submissions of another thread: taken as host time, not as waits"
+            )
+
+    def _measure_steps(self) -> None:
+        """Host time before each step, and how long a wait's call took to return."""
+        ops, waits = self.analysis.trace.ops, self.analysis.waits
+        waiting = np.flatnonzero((self.step_kind == WAIT) & (self.target >= 0))
+        returned = waits.end_ns[self.wait[waiting]]
+        after = self.step_ns.copy()
+        done = np.minimum(ops.end_ns[self.op[self.target[waiting]]], returned)
+        after[waiting] = np.maximum(self.step_ns[waiting], done)
+        self.return_ns = np.zeros(len(after), np.int64)
+        self.return_ns[waiting] = np.maximum(returned - after[waiting], 0)
+        reached = np.maximum.accumulate(np.concatenate([[self.origin_ns], after]))
+        self.step_cost_ns = np.maximum(self.step_ns - reached[:-1], 0)
+        self.end_ns = int(max(ops.end_ns[self.op].max(), after.max()))
+
+    def _measure_operations(self) -> None:
+        """Each operation's own time, and what kept it from starting earlier."""
+        ops, op = self.analysis.trace.ops, self.op
+        start, end = ops.start_ns[op], ops.end_ns[op]
+        submitted = np.where(self.op_step >= 0, self.step_ns[np.maximum(self.op_step, 0)], self.origin_ns)
+        free = np.full(len(op), NEVER, np.int64)  # when the operations before it on its stream had ended
+        for index in range(len(self.lanes)):
+            rows = np.flatnonzero(self.lane == index)
+            free[rows[1:]] = np.maximum.accumulate(end[rows])[:-1]
+        self.dep = self._dependencies(np.maximum(submitted, free))
+        could = np.maximum(submitted, np.maximum(free, self.origin_ns))
+        held = self.dep >= 0
+        could[held] = np.maximum(could[held], end[self.dep[held]])
+        self.starved = submitted >= could
+        total = np.maximum(end - could, 0)
+        self.overhead_ns = np.clip(start - could, 0, total)
+        self.core_ns = total - self.overhead_ns
+
+    def _dependencies(self, could: np.ndarray) -> np.ndarray:
+        """For operations held back though submitted and their stream free: the last to end just before elsewhere."""
+        ops, lane = self.analysis.trace.ops, self.lane
+        start, end = ops.start_ns[self.op], ops.end_ns[self.op]
+        dep = np.full(len(start), NONE, np.int64)
+        by_end = np.argsort(end, kind="stable")
+        ends = end[by_end]
+        for j in np.flatnonzero(start - could > TURNAROUND_NS):
+            at = int(np.searchsorted(ends, start[j], "right")) - 1
+            while at >= 0 and ends[at] > could[j] and start[j] - ends[at] <= DEPENDENCY_SLACK_NS:
+                i = by_end[at]
+                if lane[i] != lane[j] and i < j:
+                    dep[j] = i
+                    break
+                at -= 1
+        return dep
 
 
 def to_program(trace: Trace | Analysis, *, window: Window | None = None, process: int | None = None) -> Replay:
@@ -68,207 +222,26 @@ def to_program(trace: Trace | Analysis, *, window: Window | None = None, process
     Raises:
         TraceError: no device operations with a recorded launch in the window.
     """
-    analysis = trace if isinstance(trace, Analysis) else Analysis(trace)
-    trace = analysis.trace
-    ops, calls = trace.ops, trace.calls
-    linked = ops.launch >= 0
-    if not linked.any():
-        raise TraceError(f"{trace.source}: no device operation has a recorded launch, so there is nothing to replay")
-    if process is None:
-        process = int(np.bincount(ops.process[linked]).argmax())
-    notes = []
-    if len({p for p, _ in analysis.rows}) > 1:
-        notes.append(f"only process {trace.process_label(process)} is replayed; each process has its own host")
-    low, high = window if window is not None else (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
-    mine = (ops.process == process) & (ops.end_ns > low)
-    launched = np.where(linked, calls.start_ns[np.maximum(ops.launch, 0)], ops.start_ns)
-    mine &= launched < high
-    own = np.flatnonzero(mine)
-    if analysis.clock_violation[own].any():
-        notes.append(
-            f"{int(analysis.clock_violation[own].sum())} operations start before their launch and are taken as "
-            "submitted when they start"
-        )
-    inside = linked[own] & (launched[own] >= low)
-    launches = np.unique(ops.launch[own[inside]])
-    if not len(launches):
-        raise TraceError(f"{trace.source}: nothing was launched in this window")
-    origin = int(min(calls.start_ns[launches[0]], ops.start_ns[own].min()))
-    origin = max(origin, low)
-
-    waits = analysis.waits
-    usable = (
-        waits.submits & (calls.process[waits.call] == process) & (waits.start_ns >= origin) & (waits.start_ns < high)
-    )
-    wait_rows = np.flatnonzero(usable)
-    d2h_call = np.isin(waits.call[wait_rows], launches)
-    typical = _typical_call_ns(analysis, launches, waits.call[wait_rows[d2h_call]])
-    instant = np.minimum(calls.end_ns[launches], analysis.first_start[launches])
-    blocking = np.isin(launches, waits.call[wait_rows[d2h_call]])
-    instant[blocking] = np.minimum(instant[blocking], calls.start_ns[launches[blocking]] + typical)
-    begin = waits.start_ns[wait_rows].copy()
-    at = np.searchsorted(launches, waits.call[wait_rows[d2h_call]])
-    begin[d2h_call] = instant[at]
-
-    kind = np.concatenate([np.full(len(launches), SUBMIT), np.full(len(wait_rows), WAIT)])
-    time = np.concatenate([instant, begin])
-    order = np.lexsort((kind, time))
-    kind, time = kind[order], time[order]
-    call = np.concatenate([launches, waits.call[wait_rows]])[order]
-    wait = np.concatenate([np.full(len(launches), NONE), wait_rows])[order]
-
-    step_of_call = np.full(len(calls), NONE, np.int64)
-    submit_steps = np.flatnonzero(kind == SUBMIT)
-    step_of_call[call[submit_steps]] = submit_steps
-    step_of_op = np.full(len(own), NONE, np.int64)
-    step_of_op[inside] = step_of_call[ops.launch[own[inside]]]
-    loose = np.flatnonzero(~linked[own] & ~analysis.carry_in[own] & (ops.start_ns[own] >= origin))
-    if len(loose):
-        _join_previous(step_of_op, loose, own, ops)
-        notes.append(
-            f"{len(loose)} operations without a recorded launch are taken as submitted with the one before them on "
-            "their stream"
-        )
-    lead = int((step_of_op < 0).sum())
-    if lead:
-        notes.append(f"{lead} operations were launched before the window: they are queued from the start")
-    listed = np.argsort(step_of_op, kind="stable")
-    op, step_of_op = own[listed], step_of_op[listed]
-    first_op = np.searchsorted(step_of_op, np.arange(len(kind) + 1), "left")
-
-    target = _wait_targets(analysis, kind, wait, time, op, step_of_op)
-    crossed = _crossed(kind, wait, time, waits)
-    target[crossed] = NONE
-    if crossed.any():
-        notes.append(
-            f"{int(crossed.sum())} waits overlap submissions of another thread: taken as host time, not as waits"
-        )
-    after = time.copy()
-    waiting = np.flatnonzero((kind == WAIT) & (target >= 0))
-    after[waiting] = np.maximum(time[waiting], np.minimum(ops.end_ns[op[target[waiting]]], waits.end_ns[wait[waiting]]))
-    returned = np.zeros(len(kind), np.int64)
-    returned[waiting] = np.maximum(waits.end_ns[wait[waiting]] - after[waiting], 0)
-    reached = np.maximum.accumulate(np.concatenate([[origin], after]))
-    cost = np.maximum(time - reached[:-1], 0)
-
-    submitted = np.where(step_of_op >= 0, time[np.maximum(step_of_op, 0)], origin)
-    lanes, lane = _lanes(ops.device[op], ops.stream[op])
-    dep = _dependencies(analysis, op, lane, submitted)
-    base = np.maximum(submitted, _reach_before(ops.end_ns[op], lane, origin))
-    held = dep >= 0
-    base[held] = np.maximum(base[held], ops.end_ns[op[dep[held]]])
-    starved = submitted >= base
-    total = np.maximum(ops.end_ns[op] - base, 0)
-    overhead = np.clip(ops.start_ns[op] - base, 0, total)
-    end = int(max(ops.end_ns[op].max(), after.max()))
-    return Replay(
-        analysis,
-        process,
-        origin,
-        end,
-        kind,
-        cost,
-        time - origin,
-        returned,
-        wait,
-        call,
-        first_op,
-        target,
-        op,
-        lane,
-        lanes,
-        total - overhead,
-        overhead,
-        starved,
-        dep,
-        notes,
-        window,
-    )
+    return Replay(trace if isinstance(trace, Analysis) else Analysis(trace), window, process)
 
 
-def _join_previous(step_of_op: np.ndarray, loose: np.ndarray, own: np.ndarray, ops: Any) -> None:
-    """Give each operation without a launch the step of the operation before it on its stream."""
-    _, lane = _lanes(ops.device[own], ops.stream[own])
-    for index in np.unique(lane[loose]):
-        rows = np.flatnonzero(lane == index)
-        step_of_op[rows] = np.where(np.isin(rows, loose), np.maximum.accumulate(step_of_op[rows]), step_of_op[rows])
+@dataclass(frozen=True)
+class Change:
+    """What differs from the trace: waits left out (mask over the steps [n]), factors, launches merged into one."""
 
+    removed: np.ndarray
+    host_scale: float = 1.0
+    device_scale: float = 1.0
+    merge: int = 1
 
-def _typical_call_ns(analysis: Analysis, launches: np.ndarray, blocking_calls: np.ndarray) -> int:
-    calls = analysis.trace.calls
-    plain = np.setdiff1d(launches, blocking_calls)
-    plain = plain if len(plain) else launches
-    return int(np.median(calls.end_ns[plain] - calls.start_ns[plain]))
-
-
-def _wait_targets(
-    analysis: Analysis, kind: np.ndarray, wait: np.ndarray, time: np.ndarray, op: np.ndarray, step_of_op: np.ndarray
-) -> np.ndarray:
-    """The operation that each wait waits for: its copy, else the last to end before the call returned."""
-    ops, waits = analysis.trace.ops, analysis.waits
-    target = np.full(len(kind), NONE, np.int64)
-    position = np.full(len(ops), NONE, np.int64)
-    position[op] = np.arange(len(op))
-    by_end = np.argsort(ops.end_ns[op], kind="stable")
-    ends = ops.end_ns[op][by_end]
-    for step in np.flatnonzero(kind == WAIT):
-        copy = waits.copy[wait[step]]
-        if copy >= 0 and position[copy] >= 0 and step_of_op[position[copy]] < step:
-            target[step] = position[copy]
-            continue
-        at = int(np.searchsorted(ends, waits.end_ns[wait[step]], "right")) - 1
-        while at >= 0 and step_of_op[by_end[at]] > step:
-            at -= 1
-        if at >= 0:
-            target[step] = by_end[at]
-    return target
-
-
-def _crossed(kind: np.ndarray, wait: np.ndarray, time: np.ndarray, waits: Any) -> np.ndarray:
-    submits = time[kind == SUBMIT]
-    crossed = np.zeros(len(kind), bool)
-    rows = np.flatnonzero(kind == WAIT)
-    low = np.searchsorted(submits, time[rows], "right")
-    crossed[rows] = np.searchsorted(submits, waits.end_ns[wait[rows]], "left") > low
-    return crossed
-
-
-def _lanes(device: np.ndarray, stream: np.ndarray) -> tuple[tuple[tuple[int, int], ...], np.ndarray]:
-    pairs, lane = np.unique(np.stack([device.astype(np.int64), stream]), axis=1, return_inverse=True)
-    return tuple((int(d), int(s)) for d, s in pairs.T), lane.reshape(-1).astype(np.int64)
-
-
-def _reach_before(end: np.ndarray, lane: np.ndarray, origin: int) -> np.ndarray:
-    out = np.full(len(end), origin, np.int64)
-    for index in range(int(lane.max()) + 1 if len(lane) else 0):
-        rows = np.flatnonzero(lane == index)
-        out[rows[1:]] = np.maximum.accumulate(end[rows])[:-1]
-    return out
-
-
-def _dependencies(analysis: Analysis, op: np.ndarray, lane: np.ndarray, submitted: np.ndarray) -> np.ndarray:
-    """For operations held back while submitted and their stream free: the last to end on another stream just before."""
-    ops = analysis.trace.ops
-    start, end = ops.start_ns[op], ops.end_ns[op]
-    base = np.maximum(submitted, _reach_before(end, lane, np.iinfo(np.int64).min))
-    dep = np.full(len(op), NONE, np.int64)
-    by_end = np.argsort(end, kind="stable")
-    ends = end[by_end]
-    for j in np.flatnonzero(start - base > TURNAROUND_NS):
-        at = int(np.searchsorted(ends, start[j], "right")) - 1
-        while at >= 0 and ends[at] > base[j] and start[j] - ends[at] <= DEPENDENCY_SLACK_NS:
-            i = by_end[at]
-            if lane[i] != lane[j] and i < j:
-                dep[j] = i
-                break
-            at -= 1
-    return dep
+    def __bool__(self) -> bool:
+        return bool(self.removed.any()) or self.host_scale != 1 or self.device_scale != 1 or self.merge > 1
 
 
 def what_if(
     trace: Trace | Analysis | Replay,
     *,
-    remove_waits: bool | str = False,
+    remove_waits: bool | str | Sequence[str] = False,
     host_scale: float = 1.0,
     device_scale: float = 1.0,
     merge_launches: int = 1,
@@ -280,12 +253,13 @@ def what_if(
     device operation to the last, ``*_idle_us`` within it.
 
     Args:
-        remove_waits: True removes all host waits, text those whose line, operator, range or call contains it.
+        remove_waits: True removes all host waits, text those whose line, operator, range or call contains it; several
+            texts remove the waits of each.
         host_scale: factor on all host time between submissions.
         device_scale: factor on the operations' own durations.
         merge_launches: this many successive launches become one submission (a large number: one graph per step).
     Raises:
-        ValueError: a factor is negative, not finite or above 1e6, or no wait matches the text.
+        ValueError: a factor is negative, not finite or above 1e6, or no wait matches a text.
         TraceError: the trace cannot be replayed.
     """
     for name, factor in (("host_scale", host_scale), ("device_scale", device_scale)):
@@ -294,28 +268,28 @@ def what_if(
     if merge_launches < 1:
         raise ValueError(f"merge_launches: expected at least 1, got {merge_launches!r}")
     replay = trace if isinstance(trace, Replay) else to_program(trace, window=window)
-    removed = _removed(replay, remove_waits)
-    unchanged, device0, idle0, _ = _run(replay, np.zeros(len(replay.step_kind), bool), 1.0, 1.0, 1)
-    predicted, device1, idle1, submissions = _run(replay, removed, host_scale, device_scale, merge_launches)
-    measured = replay.end_ns - replay.origin_ns
+    change = Change(_removed(replay, remove_waits), host_scale, device_scale, merge_launches)
+    unchanged, device0, idle0, _ = _run(replay, Change(np.zeros(len(replay.step_kind), bool)))
+    predicted, device1, idle1, submissions = _run(replay, change)
     ops = replay.analysis.trace.ops
+    start, end = ops.start_ns[replay.op], ops.end_ns[replay.op]
     return {
         "schema": 1,
         "source": replay.analysis.trace.source,
-        "measured_us": measured / 1e3,
+        "measured_us": (replay.end_ns - replay.origin_ns) / 1e3,
         "replayed_us": unchanged / 1e3,
         "predicted_us": predicted / 1e3,
         "window_ns": None if replay.window is None else [int(t) for t in replay.window],
-        "measured_device_us": int(ops.end_ns[replay.op].max() - ops.start_ns[replay.op].min()) / 1e3,
+        "measured_device_us": int(end.max() - start.min()) / 1e3,
         "replayed_device_us": device0 / 1e3,
         "predicted_device_us": device1 / 1e3,
-        "measured_idle_us": _measured_idle(replay) / 1e3,
+        "measured_idle_us": _idle(replay, start, end) / 1e3,
         "replayed_idle_us": idle0 / 1e3,
         "predicted_idle_us": idle1 / 1e3,
-        "removed_waits": int(removed.sum()),
-        "removed_blocking_waits": _blocking(replay, removed),
+        "removed_waits": int(change.removed.sum()),
+        "removed_blocking_waits": _blocking(replay, change.removed),
         "submissions": submissions,
-        "assumptions": _assumptions(replay, removed, host_scale, device_scale, merge_launches),
+        "assumptions": _assumptions(replay, change),
     }
 
 
@@ -341,57 +315,48 @@ def gain(answer: Mapping[str, Any], changed: bool) -> str:
     return f"predicted: {before / after:.3g} times as fast, {100 * (after / before - 1):+.1f} % time"
 
 
-def _removed(replay: Replay, which: bool | str) -> np.ndarray:
+def _removed(replay: Replay, which: bool | str | Sequence[str]) -> np.ndarray:
+    """Mask of the steps that are waits to leave out: all, none, or those of which a text says something."""
     is_wait = replay.step_kind == WAIT
-    if which is True:
-        return is_wait.copy()
-    if which is False or which is None:
-        return np.zeros(len(is_wait), bool)
-    steps = np.flatnonzero(is_wait)
+    if isinstance(which, bool):
+        return is_wait & which
     analysis = replay.analysis
-    rows = describe_waits(analysis.trace, analysis.waits.take(replay.wait[steps]))
-    calls = analysis.trace.names
-    out = np.zeros(len(is_wait), bool)
-    places = set()
-    for step, row in zip(steps, rows):
-        call = calls[analysis.trace.calls.name[replay.call[step]]]
-        texts = [t for t in (row["line"], row["op"], row["range"], call, row["kind"]) if t]
+    steps = np.flatnonzero(is_wait)
+    texts, places = [], set()
+    for step, row in zip(steps, describe_waits(analysis.trace, analysis.waits.take(replay.wait[steps]))):
+        call = analysis.trace.names[analysis.trace.calls.name[replay.call[step]]]
+        texts.append([t for t in (row["line"], row["op"], row["range"], call, row["kind"]) if t])
         places.add(row["line"] or row["op"] or call)
-        out[step] = any(which in t for t in texts)
-    if not out.any():
-        known = f"waits are at: {', '.join(sorted(places)[:10])}" if places else "the trace has no host wait"
-        raise ValueError(f"no wait matches {which!r}; {known}")
+    out = np.zeros(len(is_wait), bool)
+    for wanted in [which] if isinstance(which, str) else which:
+        found = [any(wanted in t for t in of_wait) for of_wait in texts]
+        if not any(found):
+            known = f"waits are at: {', '.join(sorted(places)[:10])}" if places else "the trace has no host wait"
+            raise ValueError(f"no wait matches {wanted!r}; {known}")
+        out[steps[found]] = True
     return out
 
 
-def _run(
-    replay: Replay, removed: np.ndarray, host_scale: float, device_scale: float, merge: int
-) -> tuple[int, int, int, int]:
+def _run(replay: Replay, change: Change) -> tuple[int, int, int, int]:
     """(makespan, device span, idle, submissions) in ns after a change. Launch latency follows the queue's state."""
-    changed = bool(removed.any()) or host_scale != 1 or device_scale != 1 or merge > 1
-    columns, order = _columns(replay, removed, host_scale, merge)
-    core = np.rint(replay.core_ns[order] * device_scale).astype(np.int64)
-    measured, was_starved = replay.overhead_ns[order], replay.starved[order]
-    dropped = _dropped_copies(replay, removed)
-    queued_gap = _median(measured[~was_starved])
-    starved_gap = max(_median(measured[was_starved]), queued_gap)
+    reads, dropped = _reads(replay, change.removed)
+    columns = _columns(replay, change, reads)
+    core = np.where(dropped, 0, np.rint(replay.core_ns * change.device_scale).astype(np.int64))
+    measured, starved = replay.overhead_ns, replay.starved
+    queued_gap = _median(measured[~replay.starved])
+    starved_gap = max(_median(measured[replay.starved]), queued_gap)
     overhead = measured
-    starved = was_starved
-    timeline = None
-    for _ in range(ROUNDS if changed else 1):
-        timeline = simulate(_with_durations(columns, np.where(dropped, 0, core + overhead)))
-        if not changed:
-            break
+    for _ in range(ROUNDS):
+        timeline = simulate(replace(columns, op_duration=np.where(dropped, 0, core + overhead)))
         now = timeline.op_start <= timeline.op_submitted
-        if (now == starved).all():
+        if not change or (now == starved).all():
             break
         starved = now
-        overhead = np.where(now == was_starved, measured, np.where(now, starved_gap, queued_gap))
-    assert timeline is not None
-    lead = np.maximum(timeline.op_end - np.where(dropped, 0, core), timeline.op_start)
+        overhead = np.where(now == replay.starved, measured, np.where(now, starved_gap, queued_gap))
+    start = np.maximum(timeline.op_end - core, timeline.op_start)
     kept = ~dropped
-    device = int(timeline.op_end[kept].max() - lead[kept].min()) if kept.any() else 0
-    idle = _idle(replay, order, lead, timeline.op_end)
+    device = int(timeline.op_end[kept].max() - start[kept].min()) if kept.any() else 0
+    idle = _idle(replay, start, timeline.op_end)
     return int(timeline.makespan), device, idle, int((columns.kind == SUBMIT).sum())
 
 
@@ -399,117 +364,82 @@ def _median(values: np.ndarray) -> int:
     return int(np.median(values)) if len(values) else 0
 
 
-def _with_durations(columns: Columns, durations: np.ndarray) -> Columns:
-    return dataclasses.replace(columns, op_duration=durations)
+def _reads(replay: Replay, removed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """([k, 2] sorted host spans of the scalar reads whose waits are removed, mask [m] of the copies serving them)."""
+    waits, locator = replay.analysis.waits, Locator(replay.analysis.trace)
+    spans, copies = set(), []
+    for wait in replay.wait[removed]:
+        thread, start = int(waits.thread[wait]), int(waits.start_ns[wait])
+        found = [(a, b) for name, a, b in locator.enclosing(thread, CPU_OP, start) if name in _READ]
+        if found:
+            spans.add(found[0])
+            copies.append(waits.copy[wait])
+    return np.array(sorted(spans), np.int64).reshape(-1, 2), np.isin(replay.op, copies)
 
 
-def _columns(replay: Replay, removed: np.ndarray, host_scale: float, merge: int) -> tuple[Columns, np.ndarray]:
-    kind = replay.step_kind.astype(np.int8).copy()
-    argument = np.where(kind == WAIT, np.maximum(replay.target, 0), 0)
-    cost = replay.step_cost_ns.astype(np.float64)
+def _columns(replay: Replay, change: Change, reads: np.ndarray) -> Columns:
+    """The changed program, its operations still without durations."""
+    kind = replay.step_kind.astype(np.int8)
     # A removed wait takes the return of its call along, a removed read (`.item()`) all of its operator's host time.
-    back = np.flatnonzero(removed)
-    following = back[back + 1 < len(kind)] + 1
-    until = replay.step_time_ns + replay.origin_ns
-    since = until - replay.step_cost_ns
-    spans = _read_spans(replay, removed)
+    following = np.flatnonzero(change.removed[:-1]) + 1
     gone = np.zeros(len(kind), np.int64)
     gone[following] = replay.return_ns[following - 1]
-    if len(spans):
-        inside = time_inside(spans[:, 0], spans[:, 1])
-        overlap = inside(until) - inside(since)
+    if len(reads):
+        inside = time_inside(reads[:, 0], reads[:, 1])
+        overlap = inside(replay.step_ns) - inside(replay.step_ns - replay.step_cost_ns)
         gone = np.where(overlap > 0, np.maximum(overlap, gone), gone)
-    cost = np.maximum(cost - gone, 0)
-    kind[removed | ((kind == WAIT) & (replay.target < 0))] = WORK
+    cost = np.maximum(replay.step_cost_ns.astype(np.float64) - gone, 0)
+    kind[change.removed | ((kind == WAIT) & (replay.target < 0))] = WORK
     first_op = replay.first_op.copy()
-    if merge > 1:
-        kind, cost, first_op = _merge(replay, kind, cost, first_op, merge)
+    if change.merge > 1:
+        _merge(replay, kind, cost, first_op, change.merge)
     held = replay.dep >= 0
-    dep_first = np.concatenate([[0], np.cumsum(held)])
-    cost_ns = np.rint(cost * host_scale).astype(np.int64)
     n, m = len(kind), len(replay.op)
-    columns = Columns(
+    return Columns(
         kind=kind,
         thread=np.zeros(n, np.int64),
-        cost=cost_ns,
+        cost=np.rint(cost * change.host_scale).astype(np.int64),
         label=[""] * n,
         first_op=first_op,
         op_duration=np.zeros(m, np.int64),
         op_lane=replay.lane,
         op_label=[""] * m,
         lanes=replay.lanes,
-        argument=argument,
+        argument=np.where(kind == WAIT, replay.target, 0),
         wait_kind=np.full(n, WAIT_OP, np.int64),
-        dep_first=dep_first,
+        dep_first=np.concatenate([[0], np.cumsum(held)]),
         dep_op=replay.dep[held],
     )
-    return columns, np.arange(m)
 
 
-_READ = ("aten::item", "aten::_local_scalar_dense")
-
-
-def _read_spans(replay: Replay, removed: np.ndarray) -> np.ndarray:
-    """[k, 2] host spans of the scalar reads whose waits are removed, disjoint and sorted."""
-    analysis = replay.analysis
-    locator = Locator(analysis.trace)
-    spans = set()
-    for step in np.flatnonzero(removed):
-        wait = replay.wait[step]
-        thread, start = int(analysis.waits.thread[wait]), int(analysis.waits.start_ns[wait])
-        found = [(a, b) for name, a, b in locator.enclosing(thread, CPU_OP, start) if name in _READ]
-        if found:
-            spans.add(found[0])
-    return np.array(sorted(spans), np.int64).reshape(-1, 2)
-
-
-def _dropped_copies(replay: Replay, removed: np.ndarray) -> np.ndarray:
-    """Mask of the operations that only served removed scalar reads."""
-    mask = np.zeros(len(replay.op), bool)
-    spans = _read_spans(replay, removed)
-    waits = replay.analysis.waits
-    for step in np.flatnonzero(removed):
-        wait = replay.wait[step]
-        at = np.searchsorted(spans[:, 0], waits.start_ns[wait], "right") - 1
-        if at >= 0 and waits.start_ns[wait] < spans[at, 1] and waits.copy[wait] >= 0:
-            mask[replay.op == waits.copy[wait]] = True
-    return mask
-
-
-def _merge(
-    replay: Replay, kind: np.ndarray, cost: np.ndarray, first_op: np.ndarray, merge: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Groups of successive submissions within a profiler step and between waits become one, for the cost of one."""
-    edges = np.array([a - replay.origin_ns for _, (a, _) in profiler_steps(replay.analysis.trace)], np.int64)
-    part = np.searchsorted(np.sort(edges), replay.step_time_ns, "right")
-    cost, kind, first_op = cost.copy(), kind.copy(), first_op.copy()
+def _merge(replay: Replay, kind: np.ndarray, cost: np.ndarray, first_op: np.ndarray, merge: int) -> None:
+    """Make one submission, for the cost of one, of successive ones within a profiler step and between waits."""
+    edges = sorted(start for _, (start, _) in profiler_steps(replay.analysis.trace))
+    part = np.searchsorted(np.array(edges, np.int64), replay.step_ns, "right")
     one = float(np.median(cost[kind == SUBMIT])) if (kind == SUBMIT).any() else 0.0
-    group: list[int] = []
-
-    def close() -> None:
-        if len(group) > 1:
-            head, rest = group[0], group[1:]
+    groups: list[list[int]] = []
+    opened = None  # the part in which the last group may still grow
+    for i in range(len(kind)):
+        if kind[i] == SUBMIT:
+            if opened == part[i] and len(groups[-1]) < merge:
+                groups[-1].append(i)
+            else:
+                groups.append([i])
+            opened = part[i]
+        elif kind[i] != WORK or part[i] != opened:
+            opened = None
+    for head, *rest in groups:
+        if rest:
             kind[rest] = WORK
             cost[rest] = 0
-            cost[head] = min(cost[head], one) if part[head] == part[max(head - 1, 0)] else cost[head]
+            if part[head] == part[max(head - 1, 0)]:
+                cost[head] = min(cost[head], one)
             first_op[head + 1 : rest[-1] + 1] = first_op[rest[-1] + 1]
-        group.clear()
-
-    for i in range(len(kind)):
-        if kind[i] == SUBMIT and group and part[i] == part[group[-1]] and len(group) < merge:
-            group.append(i)
-            continue
-        if kind[i] == WORK and group and part[i] == part[group[-1]]:
-            continue
-        close()
-        if kind[i] == SUBMIT:
-            group.append(i)
-    close()
-    return kind, cost, first_op
 
 
-def _idle(replay: Replay, order: np.ndarray, start: np.ndarray, end: np.ndarray) -> int:
-    device = replay.analysis.trace.ops.device[replay.op[order]]
+def _idle(replay: Replay, start: np.ndarray, end: np.ndarray) -> int:
+    """Time (ns) in which a device runs nothing, from its first start to its last end."""
+    device = replay.analysis.trace.ops.device[replay.op]
     total = 0
     for d in np.unique(device):
         s, e = start[device == d], end[device == d]
@@ -519,17 +449,12 @@ def _idle(replay: Replay, order: np.ndarray, start: np.ndarray, end: np.ndarray)
     return total
 
 
-def _measured_idle(replay: Replay) -> int:
-    ops = replay.analysis.trace.ops
-    return _idle(replay, np.arange(len(replay.op)), ops.start_ns[replay.op], ops.end_ns[replay.op])
-
-
 def _blocking(replay: Replay, removed: np.ndarray) -> int:
     """How many of the removed waits held up submission: those that the verifier counts."""
     return int(replay.analysis.waits.counted()[replay.wait[removed]].sum())
 
 
-def _assumptions(replay: Replay, removed: np.ndarray, host_scale: float, device_scale: float, merge: int) -> list[str]:
+def _assumptions(replay: Replay, change: Change) -> list[str]:
     out = [
         "the submitting threads of the process are one host timeline; time between submissions is host cost and "
         "does not depend on the device",
@@ -539,27 +464,29 @@ def _assumptions(replay: Replay, removed: np.ndarray, host_scale: float, device_
     held = int((replay.dep >= 0).sum())
     if held:
         out.append(f"{held} operations wait for the last operation that ended on another stream before them (inferred)")
-    changed = removed.any() or host_scale != 1 or device_scale != 1 or merge > 1
-    if changed:
+    if change:
         out.append(
             "an operation that finds its queue empty starts after the measured launch latency, one that was queued "
             "after the measured gap between operations; where a change moves it between these, the median applies"
         )
-    if removed.any():
-        held = _blocking(replay, removed)
-        others = int(removed.sum()) - held
+    removed = int(change.removed.sum())
+    if removed:
+        held = _blocking(replay, change.removed)
+        others = removed - held
         out.append(
-            f"{int(removed.sum())} waits are removed with the return of their call"
+            f"{removed} waits are removed with the return of their call"
             + (f" ({held} held the host, as `verify` counts; {others} {NOT_COUNTED})" if others else "")
             + "; a scalar read (`.item()`) goes with its host time and its copy, other copies still run"
         )
-    if host_scale != 1:
-        out.append(f"all host cost is scaled by {host_scale:g}, the return from waits included")
-    if device_scale != 1:
-        out.append(f"all operations take {device_scale:g} of their measured time, copies and collectives included")
-    if merge > 1:
+    if change.host_scale != 1:
+        out.append(f"all host cost is scaled by {change.host_scale:g}, the return from waits included")
+    if change.device_scale != 1:
         out.append(
-            f"up to {merge} successive launches between waits and within a profiler step become one submission that "
-            "costs no more than the median launch; the first of a step keeps its own cost"
+            f"all operations take {change.device_scale:g} of their measured time, copies and collectives included"
+        )
+    if change.merge > 1:
+        out.append(
+            f"up to {change.merge} successive launches between waits and within a profiler step become one submission "
+            "that costs no more than the median launch; the first of a step keeps its own cost"
         )
     return out + replay.notes
