@@ -126,6 +126,8 @@ def test_whatif(tmp_path):
         (["--remove-wait=cudaStreamSynchronize", "{f}"], 1),
         (["--remove-wait", "cudaStreamSynchronize", "--", "{f}"], 1),
         (["--window", "all", "{f}", "--remove-waits"], 2),
+        (["--remove-wait", "cudaMemcpyAsync", "{f}"], 1),
+        (["--remove-wait", "cudaMemcpyAsync", "--remove-wait", "cudaStreamSynchronize", "{f}"], 2),
     ],
 )
 def test_all_waits_or_those_of_a_line_are_removed(tmp_path, words, removed):
@@ -142,6 +144,8 @@ def test_all_waits_or_those_of_a_line_are_removed(tmp_path, words, removed):
         (["--remove-waits", "--remove-wait", "a"], "got both"),
         (["--remove-waits", "absent.py"], "unexpected extra argument"),
         (["--remove-wait=absent.py"], "no wait matches"),
+        (["--remove-wait=absent.py", "--remove-wait=cudaMemcpyAsync"], "no wait matches 'absent.py'"),
+        (["--remove-wait=a", "--remove-wait="], "got an empty one"),
         (["a", "b"], "unexpected extra argument"),
     ],
 )

@@ -180,8 +180,10 @@ def whatif(
     file: File,
     remove_waits: Annotated[bool, typer.Option("--remove-waits", help="Remove all host waits.")] = False,
     remove_wait: Annotated[
-        str | None,
-        typer.Option(metavar="LINE", help="Remove those whose source line, operator, range or call contains LINE."),
+        list[str] | None,
+        typer.Option(
+            metavar="LINE", help="Remove those whose source line, operator, range or call contains LINE; repeatable."
+        ),
     ] = None,
     host_scale: Annotated[
         float, typer.Option("--host-scale", help="Factor on host cost (0.5: a path twice as fast).")
@@ -203,11 +205,11 @@ def whatif(
     traces = _traces(file)
     if len(traces) != 1:
         refuse("what-if replays one trace; give one file of the folder", "trace")
-    if remove_waits and remove_wait is not None:
+    if remove_waits and remove_wait:
         refuse("--remove-waits removes every wait: expected it or --remove-wait LINE, got both", "trace")
-    if remove_wait == "":
+    if "" in (remove_wait or []):
         refuse("--remove-wait: expected text of a source line, operator, range or call, got an empty one", "trace")
-    waits = remove_waits if remove_wait is None else remove_wait
+    waits = remove_wait or remove_waits
     try:
         answer = what_if(
             traces[0],
