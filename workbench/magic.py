@@ -132,29 +132,24 @@ def verdict_html(verdict: Any) -> str:
     parts = [f'<p><b style="{pill(standing)}">{verdict.headline}</b></p><ul>']
     parts += [f"<li>{html.escape(r)}</li>" for r in [*verdict.reasons, *verdict.notes]]
     parts.append("</ul>")
-    if verdict.offences:
-        head = "".join(
-            f"<th>{h}</th>" for h in ("wait", "count", "total us", "longest us", "GPU idle us", "line", "op", "range")
-        )
-        rows = "".join(
-            "<tr>"
-            + "".join(
-                f'<td style="text-align:left">{html.escape(str(v))}</td>'
-                for v in (
-                    o["kind"],
-                    o["count"],
-                    f"{o['total_ns'] / 1e3:.1f}",
-                    f"{o['max_ns'] / 1e3:.1f}",
-                    f"{o['gpu_idle_ns'] / 1e3:.1f}",
-                    o["line"] or "–",
-                    o["op"] or "–",
-                    o["range"] or "–",
-                )
-            )
-            + "</tr>"
-            for o in verdict.offences[:50]
-        )
-        parts.append(f"<table><tr>{head}</tr>{rows}</table>")
+    waits = [
+        {
+            "wait": o["kind"],
+            "count": o["count"],
+            "total us": f"{o['total_ns'] / 1e3:.1f}",
+            "longest us": f"{o['max_ns'] / 1e3:.1f}",
+            "GPU idle us": f"{o['gpu_idle_ns'] / 1e3:.1f}",
+        }
+        | {name: o[name] or "–" for name in ("line", "op", "range")}
+        for o in verdict.offences[:50]
+    ]
+    if waits:
+        head = "".join(f"<th>{name}</th>" for name in waits[0])
+        parts.append(f"<table><tr>{head}</tr>")
+        for wait in waits:
+            cells = (f'<td style="text-align:left">{html.escape(str(v))}</td>' for v in wait.values())
+            parts.append(f"<tr>{''.join(cells)}</tr>")
+        parts.append("</table>")
     return "".join(parts)
 
 

@@ -17,7 +17,7 @@ import contextlib
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,29 +53,21 @@ def sync_free(request: pytest.FixtureRequest) -> Callable[..., contextlib.Abstra
     return check
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Watch the whole body of a test that carries the marker."""
     marker = pyfuncitem.get_closest_marker("sync_free")
     if marker is None:
-        yield
-        return
+        return (yield)
     _skip_without_gpu()
-    watch = _watch(pyfuncitem.nodeid, pyfuncitem.config.getoption("--sync-free-trace"), *marker.args, **marker.kwargs)
-    watch.__enter__()
-    outcome: Any = yield
-    error = outcome.excinfo or (None, None, None)
-    try:
-        watch.__exit__(*error)
-    except BaseException as failure:
-        outcome.force_exception(failure)
+    keep = pyfuncitem.config.getoption("--sync-free-trace")
+    with _watch(pyfuncitem.nodeid, keep, *marker.args, **marker.kwargs):
+        return (yield)
 
 
 def _skip_without_gpu() -> None:
-    try:
-        import torch
-    except ImportError:
-        pytest.skip("sync_free needs torch and a CUDA GPU; torch is not installed")
+    needs_torch = "sync_free needs torch and a CUDA GPU; torch is not installed"
+    torch = pytest.importorskip("torch", reason=needs_torch, exc_type=ImportError)
     if not torch.cuda.is_available():
         pytest.skip("sync_free needs a CUDA GPU: torch.cuda.is_available() is False")
 

@@ -167,12 +167,12 @@ class Experiment:
         """
         check_names(self.params, params)
         values = self.params(**params)
-        recording = origin = None
         if self.own and getattr(values, self.own):
             assert self.opens and self.recorded
             origin = self.opens(values, None)
-            return self.result(values, "recorded", self.recorded(values, origin), None, origin)
+            return self.result(values, "recorded", self.recorded(values, origin), origin=origin)
         chosen = self.choose(source)
+        recording = origin = rows = None
         if chosen == "model":
             rows = self.model(values)  # type: ignore[misc]
         elif chosen == "report":
@@ -182,20 +182,16 @@ class Experiment:
 
             recording = load_recording(self.slug, self.recording)  # type: ignore[arg-type]
             values = self.as_recorded(values, recording)
-            origin = self.opens(values, recording) if self.opens else None
-            rows = self.recorded(values, origin or recording) if self.recorded else recording.tables()
         else:
             from workbench.core.record import Recorder
 
             recorder = Recorder(self.slug, values.as_dict())
             rows = self.measure(values, recorder)  # type: ignore[misc]
-            opened = rows is None and self.opens is not None
-            recording = recorder.live(keep=opened)
-            if opened:
-                origin = self.opens(values, recording)  # type: ignore[misc]
-                rows = self.recorded(values, origin)  # type: ignore[misc]
-            elif rows is None:
-                rows = recording.tables()
+            recording = recorder.live(keep=rows is None and self.opens is not None)
+        if rows is None and recording is not None:
+            origin = self.opens(values, recording) if self.opens else None
+            made = self.recorded if origin is not None or chosen == "recorded" else None
+            rows = made(values, origin or recording) if made else recording.tables()
         return self.result(values, chosen, rows, recording, origin)
 
     def run_with(self, names: Mapping[str, Any]) -> Result:

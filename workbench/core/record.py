@@ -31,74 +31,21 @@ from workbench.core.scrub import leaks, scrub
 from workbench.core.tables import MAIN, grouped, tables_of
 
 SCHEMA = 1
-# Fields of Appendix B.9 by group; `REQUIRED` may not be null, because no reader could use the numbers without them.
-FIELDS: dict[str, tuple[str, ...]] = {
-    "provenance": ("commit", "dirty", "date", "seconds", "command", "dependencies", "run_name"),
-    "workload": (
-        "params",
-        "seeds",
-        "total_params",
-        "active_params",
-        "layers",
-        "mixers",
-        "experts",
-        "top_k",
-        "shared_experts",
-        "capacity",
-        "sequence_tokens",
-        "global_batch_tokens",
-    ),
-    "topology": ("nodes", "gpus", "dp", "cp", "ep_dp", "ep_mp", "pp", "vpp", "microbatch", "accumulation", "schedule"),
-    "precision": (
-        "parameter",
-        "activation",
-        "accumulation",
-        "reduction",
-        "optimizer",
-        "communication",
-        "cache",
-        "checkpoint",
-        "layout",
-    ),
-    "environment": (
-        "gpu",
-        "gpus",
-        "driver",
-        "cuda_toolkit",
-        "compiler",
-        "software",
-        "interpreter",
-        "cpu",
-        "links",
-        "nics",
-        "variables",
-        "at_start",
-        "at_end",
-    ),
-    "protocol": (
-        "timer",
-        "warmup",
-        "repeats",
-        "order",
-        "l2",
-        "synchronization",
-        "compile",
-        "prewarm",
-        "exclusions",
-        "retries",
-    ),
-    "raw_outputs": ("files", "tables"),
+# Fields of Appendix B.9 by group. Those with a star may not be null: no reader could use the numbers without them.
+_FIELDS = {
+    "provenance": "commit* dirty* date* seconds command* dependencies run_name",
+    "workload": "params* seeds total_params active_params layers mixers experts top_k shared_experts capacity "
+    "sequence_tokens global_batch_tokens",
+    "topology": "nodes* gpus* dp cp ep_dp ep_mp pp vpp microbatch accumulation schedule",
+    "precision": "parameter activation accumulation reduction optimizer communication cache checkpoint layout",
+    "environment": "gpu gpus* driver cuda_toolkit compiler software* interpreter* cpu* links nics variables at_start* "
+    "at_end*",
+    "protocol": "timer* warmup* repeats* order l2 synchronization compile prewarm exclusions retries",
+    "raw_outputs": "files* tables",
 }
+FIELDS = {group: tuple(names.replace("*", "").split()) for group, names in _FIELDS.items()}
+REQUIRED = {group: tuple(n[:-1] for n in names.split() if n.endswith("*")) for group, names in _FIELDS.items()}
 GROUPS = tuple(FIELDS)
-REQUIRED: dict[str, tuple[str, ...]] = {
-    "provenance": ("commit", "dirty", "date", "command"),
-    "workload": ("params",),
-    "topology": ("nodes", "gpus"),
-    "precision": (),
-    "environment": ("gpus", "software", "interpreter", "cpu", "at_start", "at_end"),
-    "protocol": ("timer", "warmup", "repeats"),
-    "raw_outputs": ("files",),
-}
 DIGEST = "digest"
 _NAME = re.compile(r"(\d{4}-\d{2}-\d{2})_([a-z0-9]+)_([0-9a-f]{7}|nocommit)(-dirty)?(_\d{6})?")
 
@@ -212,16 +159,27 @@ def load_recording(slug: str, name: str) -> Recording:
         have = sorted(p.name for p in folder.glob("*/")) if folder.is_dir() else []
         raise FileNotFoundError(f"no recording {name!r} of {slug}; present: {', '.join(have) or 'none'}")
     try:
-        record = json.loads((path / "record.json").read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise RecordChangedError(f"recording {slug}/{name}: record.json: expected JSON in UTF-8: {error}") from error
-    if not isinstance(record, dict):
-        raise RecordChangedError(
-            f"recording {slug}/{name}: record.json: expected an object, got {type(record).__name__}"
-        )
+        record = _read(path)
+    except RecordChangedError as error:
+        raise RecordChangedError(f"recording {slug}/{name}: {error}") from error
     if DIGEST in record and (problems := _check_digest(record)):
         raise RecordChangedError(f"recording {slug}/{name}: {problems[0]}")
     return Recording(slug, name, record, path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read ``record.json`` of a folder; a RecordChangedError where it is no JSON object."""
+    try:
+        record = json.loads((path / "record.json").read_text(encoding="utf-8"), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise RecordChangedError(f"record.json: expected JSON in UTF-8: {error}") from error
+    if not isinstance(record, dict):
+        raise RecordChangedError(f"record.json: expected an object, got {type(record).__name__}")
+    return record
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
 
 
 _KEPT: list[tempfile.TemporaryDirectory[str]] = []
@@ -384,10 +342,6 @@ def _command() -> str:
     return " ".join(["python", *(Path(a).name if "/" in a else a for a in sys.argv)])
 
 
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
-
-
 def check_recording(path: Path) -> list[str]:
     """Return what is wrong with one recording's folder, one line each; empty when nothing is.
 
@@ -395,14 +349,13 @@ def check_recording(path: Path) -> list[str]:
     for identifying text.
     """
     try:
-        text = (path / "record.json").read_text(encoding="utf-8")
-        record = json.loads(text, parse_constant=_no_constant)
+        record = _read(path)
     except FileNotFoundError:
         return ["record.json is missing"]
-    except (OSError, ValueError, RecursionError) as error:
-        return [f"record.json: expected JSON in UTF-8: {error}"]
-    if not isinstance(record, dict):
-        return [f"record.json: expected an object, got {type(record).__name__}"]
+    except OSError as error:
+        return [f"record.json: cannot be read: {error.strerror or error}"]
+    except RecordChangedError as error:
+        return [str(error)]
     problems = _check_header(path, record) + _check_digest(record)
     for group in GROUPS:
         values = record.get(group)
