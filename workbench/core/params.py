@@ -161,6 +161,14 @@ def parse_text(text: str, hint: Any) -> Any:
         raise ValueError(f"expected {KINDS[hint]}, got {text!r}") from None
 
 
+def parsed(name: str, value: Any, hint: Any) -> Any:
+    """Return text as the annotated type, see `parse_text`, and any other value as it is; an error names `name`."""
+    try:
+        return parse_text(value, hint) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ParameterError(f"parameter {name!r}: {error}") from None
+
+
 def convert(cls: type[Params], given: Mapping[str, Any], *, base: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Turn given text or values into checked, JSON-ready values of the experiment's parameters.
 
@@ -173,20 +181,16 @@ def convert(cls: type[Params], given: Mapping[str, Any], *, base: Mapping[str, A
     """
     hints = typing.get_type_hints(cls)
     lines = {row["name"]: describe_line(row) for row in describe(cls)}
-    values: dict[str, Any] = {}
-    for name, value in given.items():
+    for name in given:
         if name == "source":
             raise ParameterError("parameter 'source': use --source")
         if name not in lines:
             raise ParameterError(unknown_name(name, list(lines), list(lines.values())))
-        try:
-            values[name] = parse_text(value, hints[name]) if isinstance(value, str) else value
-        except ValueError as error:
-            raise ParameterError(f"parameter {name!r}: {error}\n  allowed: {lines[name]}") from None
     try:
+        values = {name: parsed(name, value, hints[name]) for name, value in given.items()}
         checked = cls(**{**(base or {}), **values}).as_dict()
     except (TypeError, ValueError) as error:
-        named = [lines[name] for name in values] or list(lines.values())
+        named = [lines[name] for name in given] or list(lines.values())
         raise ParameterError("\n  ".join([str(error), "allowed:", *named])) from None
     return {name: checked[name] for name in values}
 

@@ -102,7 +102,14 @@ def checks(result: Result) -> list[Check]:
     capacity = routing.capacity_rows(params.tokens, params.top_k, params.capacity_factor)
     received = [sum(c["kept"] for c in cells if c["destination"] == d) for d in range(params.ranks)]
     offered, kept = sum(c["offered"] for c in cells), sum(c["kept"] for c in cells)
-    out = [
+    drops = [r["drop_rate"] for r in curve]
+    ordered = True
+    for destination in range(params.ranks):
+        full = False
+        for c in (c for c in cells if c["destination"] == destination):
+            ordered &= not (full and c["kept"])
+            full |= c["kept"] < c["offered"]
+    return [
         Check(
             "no rank receives more rows than its capacity", max(received) <= capacity, f"{max(received)} of {capacity}"
         ),
@@ -111,34 +118,25 @@ def checks(result: Result) -> list[Check]:
             offered == params.ranks * params.tokens * params.top_k,
             f"{kept} kept, {offered - kept} dropped",
         ),
-    ]
-    drops = [r["drop_rate"] for r in curve]
-    out.append(
         Check(
             "a larger capacity never drops more routes",
             all(a >= b for a, b in itertools.pairwise(drops)),
             f"{drops[0]:.1%} to {drops[-1]:.1%}",
-        )
-    )
-    ordered = True
-    for destination in range(params.ranks):
-        full = False
-        for c in (c for c in cells if c["destination"] == destination):
-            ordered &= not (full and c["kept"])
-            full |= c["kept"] < c["offered"]
-    out.append(Check("after the first cell that drops, no later cell of that rank keeps a row", ordered, None))
-    return out
+        ),
+        Check("after the first cell that drops, no later cell of that rank keeps a row", ordered, None),
+    ]
 
 
 def draw(result: Result) -> go.Figure:
     """Draw each destination's buffer by expert, drops beyond it, and drop rate and capacity use over the factor."""
     import plotly.graph_objects as go
+    import polars as pl
 
     from workbench.core.colours import COLOURS, INK, SERIES
     from workbench.views.plotting import figure
 
     params = result.params
-    cells, curve = result.rows("cell"), result.rows("curve")
+    curve, cells = result.rows("curve"), result.tables["cell"]
     capacity = routing.capacity_rows(params.tokens, params.top_k, params.capacity_factor)
     fig = figure(
         "Where routes land, and what capacity costs",
@@ -148,69 +146,48 @@ def draw(result: Result) -> go.Figure:
         vertical_spacing=0.16,
         row_heights=[0.6, 0.4],
     )
-    names = [f"rank {d}" for d in range(params.ranks)]
+    bars = {"orientation": "h", "y": [f"rank {d}" for d in range(params.ranks)]}
+    experts = cells.group_by("expert", maintain_order=True).agg(pl.sum("kept"), pl.min("first_row"))
     for local in range(params.local_experts):
-        kept, base = [], []
-        for destination in range(params.ranks):
-            mine = [
-                c
-                for c in cells
-                if c["destination"] == destination and c["expert"] == destination * params.local_experts + local
-            ]
-            kept.append(sum(c["kept"] for c in mine))
-            base.append(min(c["first_row"] for c in mine))
-        fig.add_trace(
-            go.Bar(
-                orientation="h",
-                y=names,
-                x=kept,
-                base=base,
-                name=f"local expert {local}",
-                legendgroup=f"{local}",
-                showlegend=local < 8,
-                marker={"color": SERIES[local % len(SERIES)], "line": {"color": "white", "width": 0.5}},
-                hovertemplate="%{y}, local expert " + str(local) + "<br>%{x} rows from row %{base}<extra></extra>",
-            ),
-            row=1,
-            col=1,
+        mine = experts.gather_every(params.local_experts, local)  # the expert at this place of each rank
+        bar = go.Bar(
+            **bars,
+            x=mine["kept"].to_list(),
+            base=mine["first_row"].to_list(),
+            name=f"local expert {local}",
+            legendgroup=f"{local}",
+            showlegend=local < 8,
+            marker={"color": SERIES[local % len(SERIES)], "line": {"color": "white", "width": 0.5}},
+            hovertemplate=f"%{{y}}, local expert {local}<br>%{{x}} rows from row %{{base}}<extra></extra>",
         )
-    dropped = [sum(c["offered"] - c["kept"] for c in cells if c["destination"] == d) for d in range(params.ranks)]
-    fig.add_trace(
-        go.Bar(
-            orientation="h",
-            y=names,
-            x=dropped,
-            base=[capacity] * params.ranks,
-            name="dropped",
-            marker={
-                "color": "rgba(0,0,0,0)",
-                "line": {"color": SERIES[4], "width": 1},
-                "pattern": {"shape": "x", "fgcolor": SERIES[4], "size": 6},
-            },
-            hovertemplate="%{y}<br>%{x} routes dropped<extra></extra>",
-        ),
-        row=1,
-        col=1,
+        fig.add_trace(bar, row=1, col=1)
+    ranks = cells.group_by("destination", maintain_order=True).agg(pl.sum("offered") - pl.sum("kept"))
+    pattern = {"shape": "x", "fgcolor": SERIES[4], "size": 6}
+    dropped = go.Bar(
+        **bars,
+        x=ranks["offered"].to_list(),
+        base=[capacity] * params.ranks,
+        name="dropped",
+        marker={"color": "rgba(0,0,0,0)", "line": {"color": SERIES[4], "width": 1}, "pattern": pattern},
+        hovertemplate="%{y}<br>%{x} routes dropped<extra></extra>",
     )
+    fig.add_trace(dropped, row=1, col=1)
     fig.add_vline(x=capacity, line_color=INK, line_dash="dash", row=1, col=1)  # type: ignore[arg-type]
     for name, column, colour in (
         ("routes dropped", "drop_rate", SERIES[4]),
         ("capacity used", "capacity_use", COLOURS["gpu_execute"]),
     ):
-        fig.add_trace(
-            go.Scatter(
-                x=[r["capacity_factor"] for r in curve],
-                y=[100 * r[column] for r in curve],
-                name=name,
-                mode="lines+markers",
-                line_color=colour,
-                marker_size=5,
-                customdata=[r["buffer_bytes"] / 2**20 for r in curve],
-                hovertemplate=name + " %{y:.2f} % at factor %{x}<br>one buffer %{customdata:.1f} MiB<extra></extra>",
-            ),
-            row=2,
-            col=1,
+        line = go.Scatter(
+            x=[r["capacity_factor"] for r in curve],
+            y=[100 * r[column] for r in curve],
+            name=name,
+            mode="lines+markers",
+            line_color=colour,
+            marker_size=5,
+            customdata=[r["buffer_bytes"] / 2**20 for r in curve],
+            hovertemplate=name + " %{y:.2f} % at factor %{x}<br>one buffer %{customdata:.1f} MiB<extra></extra>",
         )
+        fig.add_trace(line, row=2, col=1)
     fig.add_vline(x=params.capacity_factor, line_color=INK, line_dash="dash", row=2, col=1)  # type: ignore[arg-type]
     fig.update_layout(barmode="overlay")
     fig.update_xaxes(title="row of the destination's buffer (dashed: capacity)", row=1, col=1)

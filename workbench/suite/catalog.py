@@ -235,17 +235,14 @@ def declared_parameters(content: dict[str, Any], name: str) -> dict[str, Declare
         raise NotebookError(f"{name}: its parameters cell does not parse: {error}") from None
     found: dict[str, Declared] = {}
     for statement in tree.body:
-        annotation = ""
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            target, value, annotation = statement.target.id, statement.value, ast.unparse(statement.annotation)
-        elif (
-            isinstance(statement, ast.Assign)
-            and len(statement.targets) == 1
-            and isinstance(statement.targets[0], ast.Name)
-        ):
-            target, value = statement.targets[0].id, statement.value
-        else:
-            raise NotebookError(f"{name}: its parameters cell holds more than assignments: {ast.unparse(statement)!r}")
+        match statement:
+            case ast.AnnAssign(target=ast.Name(id=target), value=value, annotation=hint):
+                annotation = ast.unparse(hint)
+            case ast.Assign(targets=[ast.Name(id=target)], value=value):
+                annotation = ""
+            case _:
+                told = ast.unparse(statement)
+                raise NotebookError(f"{name}: its parameters cell holds more than assignments: {told!r}")
         try:
             found[target] = Declared(target, ast.literal_eval(value) if value else None, value is not None, annotation)
         except ValueError:

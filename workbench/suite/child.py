@@ -94,7 +94,8 @@ def main() -> int:
             events.write(json.dumps(event) + "\n")
             events.flush()
 
-    job = json.loads(read_line(0))
+    with open(0, "rb", buffering=0, closefd=False) as stdin:  # unbuffered: what follows is the lifeline's
+        job = json.loads(stdin.readline())
     output, connection_file = Path(job["output"]), Path(job["connection_file"])
     leftovers = [*map(Path, job["scratch"]), connection_file.parent]
     signal.signal(signal.SIGTERM, lambda *_: vanish(143))
@@ -120,17 +121,6 @@ def main() -> int:
             send(event="html_error", message=f"{type(failure).__name__}: {failure}")
     send(event="done")
     return 0 if error is None else 1
-
-
-def read_line(descriptor: int) -> bytes:
-    """Return one line, without buffering what follows it."""
-    line = b""
-    while not line.endswith(b"\n"):
-        chunk = os.read(descriptor, 1 << 16)
-        if not chunk:
-            raise EOFError("no job on stdin")
-        line += chunk
-    return line
 
 
 def execute(job: dict[str, Any], send: Callable[..., None]) -> dict[str, Any] | None:

@@ -11,20 +11,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.core.experiment import SOURCES
 from workbench.core.params import (
     ParameterError,
     Params,
     convert,
     describe,
     describe_line,
-    parse_text,
+    parsed,
     path_parameters,
     typed,
     unknown_name,
 )
 from workbench.suite.catalog import Declared, Notebook, NotebookError
 
-SOURCE_CHOICES = ("auto", "model", "recorded", "live", "report")
+SOURCE_CHOICES = ("auto", *SOURCES)
 
 
 def split_assignments(items: Iterable[str]) -> dict[str, str]:
@@ -82,43 +83,40 @@ def assign(
     Raises:
         ParameterError: no selected notebook has a shared parameter, or a name or value is bad.
     """
-    result: dict[str, dict[str, Any]] = {n.slug: {} for n in notebooks}
-    unused = set(shared)
-    have: dict[str, list[str]] = {}
-    full: list[str] = []
     if source is not None and source not in SOURCE_CHOICES:
         raise ParameterError(f"--source {source!r}: expected one of {', '.join(SOURCE_CHOICES)}")
+    result: dict[str, dict[str, Any]] = {n.slug: {} for n in notebooks}
+    have: dict[str, list[str]] = {}
+    lines: list[str] = []
     for notebook in notebooks:
+        slug, own = notebook.slug, per_slug.get(notebook.slug, {})
         try:
             declared, _ = notebook.declared, notebook.experiment
         except NotebookError:
             continue
-        have[notebook.slug] = [name for name in declared if name != "source"]
-        full += [f"{notebook.slug}: {line}" for line in _lines(notebook)]
-        own = per_slug.get(notebook.slug, {})
+        have[slug] = [name for name in declared if name != "source"]
+        lines += [f"{slug}: {line}" for line in _lines(notebook)]
         for name in own:
-            if name not in declared or name == "source":
-                raise ParameterError(f"{notebook.slug}: " + unknown_name(name, have[notebook.slug], _lines(notebook)))
-        mine = {k: v for k, v in shared.items() if k in declared and k != "source"} | dict(own)
-        unused -= mine.keys()
+            if name not in have[slug]:
+                raise ParameterError(f"{slug}: " + unknown_name(name, have[slug], _lines(notebook)))
+        mine = {k: v for k, v in shared.items() if k in have[slug]} | dict(own)
         try:
-            result[notebook.slug] = check(notebook, mine)
+            result[slug] = check(notebook, mine)
         except ParameterError as error:
-            raise ParameterError(f"{notebook.slug}: {error}") from None
+            raise ParameterError(f"{slug}: {error}") from None
         if source is not None and "source" in declared:
-            result[notebook.slug]["source"] = source
+            result[slug]["source"] = source
         if mine:
-            _refuse_unrecorded(notebook, result[notebook.slug])
-    if unused:
-        name = sorted(unused)[0]
+            _refuse_unrecorded(notebook, result[slug])
+    names = {name for mine in have.values() for name in mine}
+    for name in sorted(set(shared) - names):
         if name == "source":
             raise ParameterError("parameter 'source': use --source")
-        names = sorted({n for ns in have.values() for n in ns})
-        lines = [f"{slug}: {', '.join(ns) or 'none'}" for slug, ns in have.items()]
-        raise ParameterError(unknown_name(name, names, full if len(notebooks) <= 3 else lines))
-    stray = set(per_slug) - set(result)
-    if stray:
-        raise ParameterError(f"parameters given for {sorted(stray)[0]!r}, which is not selected")
+        if len(notebooks) > 3:
+            lines = [f"{slug}: {', '.join(mine) or 'none'}" for slug, mine in have.items()]
+        raise ParameterError(unknown_name(name, sorted(names), lines))
+    for slug in sorted(set(per_slug) - set(result)):
+        raise ParameterError(f"parameters given for {slug!r}, which is not selected")
     return result
 
 
@@ -180,11 +178,7 @@ def _own_value(declared: Declared, value: Any) -> Any:
     elif hint not in known.values():
         raise ParameterError(f"parameter {name!r}: cannot be set, its type is not declared in the parameters cell")
     try:
-        value = parse_text(value, hint) if isinstance(value, str) else value
-    except ValueError as error:
-        raise ParameterError(f"parameter {name!r}: {error}") from None
-    try:
-        found = typed(name, value, hint)
+        found = typed(name, parsed(name, value, hint), hint)
     except ValueError as error:
         raise ParameterError(str(error)) from None
     return list(found) if isinstance(found, tuple) else found
