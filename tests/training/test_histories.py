@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 pl = pytest.importorskip("polars")
 
-from workbench.training.histories import History, read_history, smooth, stitch, tidy, window_median  # noqa: E402
+from workbench.training.histories import History, read_table, smooth, stitch, tidy, window_median  # noqa: E402
+
+
+def read_history(path):
+    raw, notes = read_table(path)
+    return tidy(raw, path.stem, notes=notes)
 
 
 def test_reads_csv_with_words_gaps_and_duplicates(tmp_path):
@@ -144,8 +149,9 @@ def test_a_row_out_of_rhythm_makes_no_gaps():
     assert report.lines()[-1] == "gap: no row between steps 40 and 60"
 
 
-def test_tidy_takes_a_table_with_categories():
-    raw = pl.DataFrame({"step": [1, 2], "loss": ["1.5", "2.5"]}).with_columns(pl.col("loss").cast(pl.Categorical))
-    assert tidy(raw, "n").table["loss"].to_list() == [1.5, 2.5]
-    kind = pl.DataFrame({"step": [1], "loss": [1.0], "kind": ["a"]}).with_columns(pl.col("kind").cast(pl.Categorical))
-    assert tidy(kind, "n").notes == ("left out 1 columns without numbers: kind",)
+def test_categories_are_read_as_words(tmp_path):
+    raw = pl.DataFrame({"step": [1, 2], "loss": ["1.5", "2.5"], "kind": ["a", "b"]})
+    raw.with_columns(pl.col("loss", "kind").cast(pl.Categorical)).write_parquet(tmp_path / "run.parquet")
+    found = read_history(tmp_path / "run.parquet")
+    assert found.table["loss"].to_list() == [1.5, 2.5]
+    assert found.notes == ("left out 1 columns without numbers: kind",)

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 
+from workbench.experiments import load
 from workbench.training import checkpoint
 from workbench.training.campaigns import lbl_branch, segment_bounds, segmented, steps_of
 from workbench.training.config import TINY, RunConfig
 from workbench.training.corpus import Corpus, DataOrder, load_corpus, standard_library
-from workbench.training.run import Trainer, branch, branch_of, train
+from workbench.training.run import Trainer, branch, train
 
 SMALL = RunConfig(**{**TINY, "layers": 2, "width": 32, "heads": 2, "head_dim": 16, "dense_width": 64, "experts": 8})
 
@@ -107,7 +108,8 @@ def test_a_branch_reloads_everything_and_changes_one_thing(text, tmp_path):
     changed = branch(tmp_path / "a", 10, tmp_path / "b", lbl_coefficient=0.005)
     rows = train(changed, tmp_path / "b")
     assert [r["step"] for r in rows] == list(range(11, 21))
-    assert branch_of(tmp_path / "b") == {"from": "a", "step": 10, "changes": {"lbl_coefficient": [0.05, 0.005]}}
+    note = {"from": "a", "step": 10, "changes": {"lbl_coefficient": [0.05, 0.005]}}
+    assert checkpoint.load(tmp_path / "b")[1]["branch"] == note, "a branch's later checkpoints say where it is from"
     original = train(base, tmp_path / "a")
     first = next(r for r in original if r["step"] == 11)
     assert rows[0]["ce"] == first["ce"], "the same state sees the same batch"
@@ -155,6 +157,23 @@ def test_segments_overlap_and_repeat_their_losses(text, tmp_path):
     assert all(a["ce"] == b["ce"] and a["segment"] < b["segment"] for a, b in twice)
     assert {r["batch"] for r in rows} == {8, 16, 24}
     assert [r["seconds"] for r in rows if r["segment"] == 1] == sorted(r["seconds"] for r in rows if r["segment"] == 1)
+
+
+@pytest.mark.parametrize(
+    "slug, size, rows",
+    [("fig45_lbl_branch", {"steps": 20, "branch_step": 15, "seeds": [0]}, 20 + 5),
+     ("fig66_batch_warmup", {"total_tokens": 15_360, "multiples": [1, 3], "segments": 2, "overlap": 1}, 20 + 1 + 30 + 10)],
+)  # fmt: skip
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the tiny campaign of a machine without a GPU")
+def test_a_tiny_campaign_is_measured_on_a_cpu_and_says_how(slug, size, rows):
+    result = load(slug).run("live", tiny=True, **size)
+    assert result.table.height == rows and result.table["ce"].is_finite().all()
+    said = result.recording.record
+    assert said["protocol"]["steps"] == "eager" and said["protocol"]["timer"].startswith("perf_counter")
+    assert said["precision"]["masters"] == "float32" and said["topology"]["gpus"] == 0
+    assert len(said["workload"]["corpus"]["sha256"]) == 64 and said["workload"]["seeds"] == [0]
+    with pytest.raises(ValueError, match="tiny: expected True on a machine without a GPU"):
+        load(slug).run("live", **size)
 
 
 def test_segment_bounds_cover_the_run():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     import polars as pl
 
-REPORT_BRANCH_STEP = 17_000
-REPORT_LAST_STEP = 25_669
 REPORT_WINDOWS = ((17_001, 17_999), (24_000, 25_669))
 """Early and late windows of the archived histories."""
 METRICS = ("ce", "lbl", "load_max_over_mean", "confidence", "grad_norm", "load_entropy", "dead_experts")
@@ -31,8 +29,6 @@ LABELS = {
 ENOUGH_SEEDS = 3
 FLOOR_NOISE = 0.01
 """Largest difference of the LBL that its lying at the floor near 1 explains; the recorded ones are below 0.004."""
-DRAWN_POINTS = 4000
-"""Points of a curve from which on it is thinned, after smoothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,52 +69,30 @@ class BranchParams(Params):
 
 def measure(params: BranchParams, recorder: Any) -> list[dict[str, Any]]:
     """Train original and branch for every seed, on the GPU where there is one."""
-    import torch
-
-    from workbench.training.campaigns import lbl_branch, scratch
-    from workbench.training.config import TINY, RunConfig
-    from workbench.training.corpus import load_corpus
+    from workbench.training.campaigns import base_config, describe, lbl_branch, place, say, scratch
 
     if params.branch_step >= params.steps:
         raise ValueError(f"branch_step: expected less than steps ({params.steps}), got {params.branch_step}")
-    gpu = torch.cuda.is_available()
-    if not (gpu or params.tiny):
-        raise ValueError("tiny: expected True on a machine without a GPU, where the full size would take hours")
-    base = RunConfig(
-        lbl_coefficient=params.coefficient, dtype="bfloat16" if gpu else "float32", **(TINY if params.tiny else {})
-    )
+    where = place(params.tiny, params.graphs)
+    base = base_config(where, params.tiny, lbl_coefficient=params.coefficient)
     tokens = params.steps * base.batch * base.sequence
     base = base.replace(total_tokens=tokens, warmup_tokens=tokens // 20)
     configs = [base.replace(seed=s, data_seed=s) for s in params.seeds]
-    graphs = gpu and params.graphs
-    recorder.set(
-        "workload", config=base.as_dict(), corpus=load_corpus(base.corpus).provenance, seeds=list(params.seeds)
-    )
-    recorder.set("precision", parameters=base.dtype, masters="float32", moments="float32", router="float32")
-    recorder.set("topology", nodes=1, gpus=int(gpu), processes=1)
-    recorder.set(
-        "protocol",
+    describe(
+        recorder,
+        where,
+        base,
+        {"config": base.as_dict(), "seeds": list(params.seeds)},
         branch="model and optimizer reloaded at the branch step; only lbl_coefficient changed",
         timer="perf_counter between reads of the metrics, every 25 steps: tokens per second of each run",
         order="all runs in one process, a step of each in turn; with graphs their streams overlap",
-        steps="CUDA graph replays" if graphs else "eager",
         warmup="learning-rate warmup of a twentieth of the tokens",
         repeats=len(configs),
         repetitions=f"{len(configs)} seeds",
-        exclusions="none",
     )
+    branch = {"at_step": params.branch_step, "coefficient": params.branch_coefficient}
     with scratch() as folder:
-        recorder.rows.extend(
-            lbl_branch(
-                configs,
-                folder,
-                at_step=params.branch_step,
-                coefficient=params.branch_coefficient,
-                device="cuda" if gpu else "cpu",
-                graphs=graphs,
-                progress=lambda text: print(text, flush=True),
-            )
-        )
+        recorder.rows.extend(lbl_branch(configs, folder, progress=say, **branch, **where))
     return recorder.rows
 
 
@@ -132,7 +106,7 @@ def read(params: BranchParams) -> tuple[pl.DataFrame, list[str]]:
     """
     import polars as pl
 
-    from workbench.training.archive import read_archive, rename_metrics
+    from workbench.training.archive import labelled, read_archive
 
     named = [("original", r) for r in read_archive(params.archive)]
     if params.archive_branch:
@@ -157,9 +131,8 @@ def read(params: BranchParams) -> tuple[pl.DataFrame, list[str]]:
     tables, told = [], []
     for arm, run in named:
         table, merged = run.stitched()
-        table, renamed = rename_metrics(table.drop("segment"), params.metrics)
-        table = table.rename({c: f"metric_{c}" for c in ("seed", "arm") if c in table.columns})
-        tables.append(table.select(pl.lit(run.seed).alias("seed"), pl.lit(arm).alias("arm"), pl.all()))
+        table, renamed = labelled(table.drop("segment"), params.metrics, seed=run.seed, arm=arm)
+        tables.append(table)
         who = f"{arm}, seed {run.seed}" if len(named) > 2 else arm
         told += [f"{who}: {line}" for line in (*merged.lines(), *run.notes, *renamed)]
     return pl.concat(tables, how="diagonal"), told
@@ -180,24 +153,30 @@ def windows(table: pl.DataFrame, params: BranchParams) -> tuple[tuple[int, int],
     return (first, first + max(1, round(length * params.early)) - 1), (first + round(length * params.late), last)
 
 
+def _windowed(result: Result) -> Iterator[tuple[dict[str, Any], dict[str, pl.DataFrame]]]:
+    """Yield each window and seed, as row entries, with the history of each arm."""
+    import polars as pl
+
+    table = with_layer_means(result.table)
+    for name, (first, last) in zip(("early", "late"), windows(table, result.params)):
+        for (seed,), part in table.group_by(["seed"], maintain_order=True):
+            arms = {arm: part.filter(pl.col("arm") == arm) for arm in part["arm"].unique(maintain_order=True)}
+            yield {"window": name, "first": first, "last": last, "seed": seed}, arms
+
+
 def window_table(result: Result, metrics: tuple[str, ...] = (*METRICS, "tokens_per_s")) -> pl.DataFrame:
     """Return medians with intervals per seed, arm and window."""
     import polars as pl
 
     from workbench.training.histories import window_median
 
-    table = with_layer_means(result.table)
-    rows = []
-    for name, (first, last) in zip(("early", "late"), windows(table, result.params)):
-        for (seed, arm), part in table.group_by(["seed", "arm"], maintain_order=True):
-            for metric in metrics:
-                if metric in part.columns:
-                    found = window_median(part, metric, first, last)
-                    rows.append(
-                        {"window": name, "first": first, "last": last, "seed": seed, "arm": arm, "metric": metric}
-                        | found
-                    )
-    return pl.DataFrame(rows)
+    return pl.DataFrame(
+        at | {"arm": arm, "metric": metric} | window_median(part, metric, at["first"], at["last"])
+        for at, arms in _windowed(result)
+        for arm, part in arms.items()
+        for metric in metrics
+        if metric in part.columns
+    )
 
 
 def difference_table(result: Result, metrics: tuple[str, ...] = METRICS) -> pl.DataFrame:
@@ -209,18 +188,13 @@ def difference_table(result: Result, metrics: tuple[str, ...] = METRICS) -> pl.D
 
     from workbench.training.histories import paired_difference
 
-    table = with_layer_means(result.table)
-    rows = []
-    for name, (first, last) in zip(("early", "late"), windows(table, result.params)):
-        for seed in table["seed"].unique(maintain_order=True):
-            original, branch = (
-                table.filter((pl.col("seed") == seed) & (pl.col("arm") == arm)) for arm in ("original", "branch")
-            )
-            for metric in metrics:
-                if metric in table.columns:
-                    found = paired_difference(branch, original, metric, first, last)
-                    rows.append({"window": name, "seed": seed, "metric": metric} | found)
-    return pl.DataFrame(rows)
+    return pl.DataFrame(
+        {"window": at["window"], "seed": at["seed"], "metric": metric}
+        | paired_difference(arms["branch"], arms["original"], metric, at["first"], at["last"])
+        for at, arms in _windowed(result)
+        for metric in metrics
+        if metric in arms["branch"].columns
+    )
 
 
 def with_layer_means(table: pl.DataFrame) -> pl.DataFrame:
@@ -247,13 +221,8 @@ def checks(result: Result) -> list[Check]:
         part = table.filter(pl.col("seed") == seed)
         at = int(part.filter(pl.col("arm") == "branch")["step"].min()) - 1  # type: ignore[arg-type]
         steps = part.filter(pl.col("arm") == "original")["step"]
-        out.append(
-            Check(
-                f"seed {seed}: the branch starts where the checkpoint was",
-                bool(steps.min() <= at <= steps.max()),  # type: ignore[operator]
-                f"step {at}",
-            )
-        )
+        inside = bool(steps.min() <= at <= steps.max())  # type: ignore[operator]
+        out.append(Check(f"seed {seed}: the branch starts where the checkpoint was", inside, f"step {at}"))
     late = difference_table(result).filter(pl.col("window") == "late")
 
     def judge(claim: str, metric: str, decide: Callable[[list[dict[str, Any]]], bool | None], why: str = "") -> Check:
@@ -298,7 +267,7 @@ def draw(result: Result) -> go.Figure:
     import polars as pl
 
     from workbench.core.colours import SERIES
-    from workbench.training.histories import smooth
+    from workbench.training.histories import smooth, thinned
     from workbench.views.plotting import figure
 
     table = with_layer_means(result.table)
@@ -313,11 +282,10 @@ def draw(result: Result) -> go.Figure:
         for (seed, arm), part in table.group_by(["seed", "arm"], maintain_order=True):
             colour, name, dash = style[str(arm)]
             part = part.filter(pl.col(metric).is_finite())
-            every = max(1, -(-part.height // DRAWN_POINTS))
             fig.add_trace(
                 go.Scatter(
-                    x=part["step"].to_list()[::every],
-                    y=smooth(part[metric].to_numpy(), result.params.span)[::every],
+                    x=thinned(part["step"].to_list()),
+                    y=thinned(smooth(part[metric].to_numpy(), result.params.span)),
                     mode="lines",
                     line={"color": colour, "width": 1.3, "dash": dash},
                     opacity=0.8,

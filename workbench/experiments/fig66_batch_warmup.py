@@ -21,8 +21,6 @@ SCHEDULES = ("warmup", "fixed large", "fixed small")
 FAR = "this run of {:,} tokens is far from converged, where the number of steps decides"
 HARDLY = 2.0
 """Large batch's tokens per second over the small batch's, below which a warmup is not expected to win time."""
-DRAWN_POINTS = 4000
-"""Points of a curve from which on it is thinned, after smoothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,31 +61,22 @@ def measure(params: BatchWarmupParams, recorder: Any) -> list[dict[str, Any]]:
 
     The environment variable WORKBENCH_PARTIAL names a JSON lines file that keeps the rows of a run that is killed.
     """
-    import torch
+    from workbench.training.campaigns import base_config, describe, place, say, scratch, segmented
 
-    from workbench.training.campaigns import scratch, segmented
-    from workbench.training.config import TINY, RunConfig
-    from workbench.training.corpus import load_corpus
-
-    gpu = torch.cuda.is_available()
-    if not (gpu or params.tiny):
-        raise ValueError("tiny: expected True on a machine without a GPU, where the full size would take hours")
-    sizes = dict(TINY) if params.tiny else {"experts": 48, "top_k": 4, "shared_width": 256, "microbatch": 64}
-    if params.tiny:
-        sizes |= {"shared_width": 32, "experts": 12}
-    base = RunConfig(
-        **{
-            **sizes,
-            "batch": params.batch,
-            "total_tokens": params.total_tokens,
-            "warmup_tokens": params.total_tokens // 50,
-            "lr": params.lr,
-            "lbl_coefficient": 0.01,
-            "decay_norms_and_head": False,
-            "seed": params.seed,
-            "alpha": params.alpha,
-            "dtype": "bfloat16" if gpu else "float32",
-        }
+    where = place(params.tiny, params.graphs)
+    full = {"experts": 48, "top_k": 4, "shared_width": 256, "microbatch": 64}
+    base = base_config(
+        where,
+        params.tiny,
+        **({"experts": 12, "shared_width": 32} if params.tiny else full),
+        batch=params.batch,
+        total_tokens=params.total_tokens,
+        warmup_tokens=params.total_tokens // 50,
+        lr=params.lr,
+        lbl_coefficient=0.01,
+        decay_norms_and_head=False,
+        seed=params.seed,
+        alpha=params.alpha,
     )
     largest = params.multiples[-1]
     configs = {
@@ -95,46 +84,35 @@ def measure(params: BatchWarmupParams, recorder: Any) -> list[dict[str, Any]]:
         "fixed large": base.replace(batch=params.batch * largest, lr=params.lr * largest**params.alpha),
         "fixed small": base,
     }
-    graphs = gpu and params.graphs
-    partial = os.environ.get("WORKBENCH_PARTIAL")
-    recorder.set(
-        "workload",
-        configs={n: c.as_dict() for n, c in configs.items()},
-        corpus=load_corpus(base.corpus).provenance,
-        seeds=[params.seed],
-    )
-    recorder.set("precision", parameters=base.dtype, masters="float32", moments="float32", router="float32")
-    recorder.set("topology", nodes=1, gpus=int(gpu))
-    recorder.set(
-        "protocol",
+    captured = "one step of each batch size compiled, captured and undone before the clock starts"
+    describe(
+        recorder,
+        where,
+        base,
+        {"configs": {n: c.as_dict() for n, c in configs.items()}, "seeds": [params.seed]},
         timer="perf_counter at each read-back of metrics, every 25 steps",
         warmup="learning-rate warmup of a fiftieth of the tokens",
-        prewarm="one step of each batch size compiled, captured and undone before the clock starts"
-        if graphs
-        else "none: the first steps, with compilation, are in the times",
+        prewarm=captured if where["graphs"] else "none: the first steps, with compilation, are in the times",
         synchronization="none within a step; metrics are read every 25 steps",
-        steps="CUDA graph replays" if graphs else "eager",
         repeats=1,
         order="the three runs one after another",
         segments=f"{params.segments} restarts of the warmup run, {params.overlap} steps of overlap",
         seconds="wall time at each read-back, checkpoints and repeated overlap steps left out",
-        exclusions="none",
     )
+    partial = os.environ.get("WORKBENCH_PARTIAL")
     for name, config in configs.items():
         with scratch() as folder:
-            recorder.rows.extend(
-                segmented(
-                    config,
-                    folder,
-                    schedule=name,
-                    segments=params.segments if name == "warmup" else 1,
-                    overlap=params.overlap,
-                    device="cuda" if gpu else "cpu",
-                    graphs=graphs,
-                    partial=Path(partial) if partial else None,
-                    progress=lambda text: print(text, flush=True),
-                )
+            rows = segmented(
+                config,
+                folder,
+                schedule=name,
+                segments=params.segments if name == "warmup" else 1,
+                overlap=params.overlap,
+                partial=Path(partial) if partial else None,
+                progress=say,
+                **where,
             )
+        recorder.rows.extend(rows)
     return recorder.rows
 
 
@@ -146,22 +124,20 @@ def read(params: BatchWarmupParams) -> tuple[pl.DataFrame, list[str]]:
     """
     import polars as pl
 
-    from workbench.training.archive import read_archive, rename_metrics
+    from workbench.training.archive import labelled, read_archive
 
     tables, told = [], []
     for run in read_archive(params.archive):
         name = run.title + (f", seed {run.seed}" if run.seed else "")
         for number, segment in enumerate(run.segments, start=1):
-            table, renamed = rename_metrics(segment.table, params.metrics)
+            keys = {"schedule": name, "segment": number, "segment_name": segment.name}
+            table, renamed = labelled(segment.table, params.metrics, **keys)
             if "ce" not in table.columns:
                 raise ValueError(
                     f"archive: {segment.name!r} has no cross-entropy; name it in metrics as ce=COLUMN, "
                     f"columns are {', '.join(c for c in segment.table.columns if c != 'step')}"
                 )
-            ours = [c for c in ("schedule", "segment", "segment_name") if c in table.columns]
-            table = table.rename({c: f"metric_{c}" for c in ours})
-            keys = {"schedule": name, "segment": number, "segment_name": segment.name}
-            tables.append(table.select(*(pl.lit(v).alias(k) for k, v in keys.items()), pl.all()))
+            tables.append(table)
             told += [f"{name}, {segment.name}: {line}" for line in (*segment.notes, *renamed)]
         told += [f"{name}: {line}" for line in run.stitched()[1].lines()]
     return pl.concat(tables, how="diagonal"), told
@@ -227,18 +203,11 @@ def rates(table: pl.DataFrame) -> pl.DataFrame:
 def checks(result: Result) -> list[Check]:
     """The stitching rule, the schedule as printed, and what the warmup buys at equal tokens."""
     tables, reports = stitched(result)
-    archive = bool(result.own)
-    main = "warmup" if "warmup" in tables else next(iter(tables))
-    return [
-        *_stitching_checks(result, tables, reports, archive),
-        *_schedule_checks(result, tables[main], archive),
-        *_loss_checks(tables),
-    ]
+    main = tables["warmup"] if "warmup" in tables else next(iter(tables.values()))
+    return [*_stitching_checks(result, tables, reports), *_schedule_checks(result, main), *_loss_checks(tables)]
 
 
-def _stitching_checks(
-    result: Result, tables: dict[str, pl.DataFrame], reports: dict[str, Any], archive: bool
-) -> list[Check]:
+def _stitching_checks(result: Result, tables: dict[str, pl.DataFrame], reports: dict[str, Any]) -> list[Check]:
     import polars as pl
 
     newest = result.table.filter(pl.col("segment") == pl.col("segment").max().over("schedule", "step"))
@@ -256,16 +225,16 @@ def _stitching_checks(
             wrong == 0,
             f"{segments} segments, {overlaps} overlapping steps, {wrong} others",
         ),
-        Check("no step is missing", None if archive else not gaps, f"{len(gaps)} gaps"),
+        Check("no step is missing", None if result.own else not gaps, f"{len(gaps)} gaps"),
         Check(
             "a repeated step repeats its loss",
-            None if archive or not repeated.height else spread < 0.02,
+            None if result.own or not repeated.height else spread < 0.02,
             f"largest difference over {repeated.height} steps: {spread:.2g}",
         ),
     ]
 
 
-def _schedule_checks(result: Result, table: pl.DataFrame, archive: bool) -> list[Check]:
+def _schedule_checks(result: Result, table: pl.DataFrame) -> list[Check]:
     import polars as pl
 
     grows = "the batch grows through the printed multiples"
@@ -274,7 +243,7 @@ def _schedule_checks(result: Result, table: pl.DataFrame, archive: bool) -> list
         return [Check(name, None, "no batch in the history") for name in (grows, scaled)]
     table = table.filter(pl.col("batch").is_not_null())
     batches = [float(b) for b in table.filter(pl.col("batch").diff().fill_null(1) != 0)["batch"]]
-    base = batches[0] if archive else result.params.batch
+    base = batches[0] if result.own else result.params.batch
     out = [Check(grows, batches == [base * m for m in result.params.multiples], " → ".join(f"{b:g}" for b in batches))]
     if "lr" not in table.columns:
         return [*out, Check(scaled, None, "no learning rate in the history")]
@@ -285,7 +254,8 @@ def _schedule_checks(result: Result, table: pl.DataFrame, archive: bool) -> list
     # The first increase lies within the learning rate's own warmup.
     errors = (jump["lr_ratio"] - jump["batch_ratio"] ** result.params.alpha).abs().to_list()[1:]
     worst = max(errors, default=0.0)
-    return [*out, Check(scaled, worst < (0.01 if archive else 1e-5) if errors else None, f"largest error {worst:.1g}")]
+    small = worst < (0.01 if result.own else 1e-5)
+    return [*out, Check(scaled, small if errors else None, f"largest error {worst:.1g}")]
 
 
 def _loss_checks(tables: dict[str, pl.DataFrame]) -> list[Check]:
@@ -342,7 +312,7 @@ def draw(result: Result) -> go.Figure:
     import plotly.graph_objects as go
 
     from workbench.core.colours import SERIES
-    from workbench.training.histories import smooth
+    from workbench.training.histories import smooth, thinned
     from workbench.views.plotting import figure
 
     tables, _ = stitched(result)
@@ -357,13 +327,12 @@ def draw(result: Result) -> go.Figure:
     )
 
     def line(x: Any, y: Any, row: int, col: int, name: str, **style: Any) -> None:
-        every = max(1, -(-len(x) // DRAWN_POINTS))
         first = name not in shown
         shown.add(name)
         fig.add_trace(
             go.Scatter(
-                x=list(x)[::every],
-                y=list(y)[::every],
+                x=list(thinned(x)),
+                y=list(thinned(y)),
                 mode="lines",
                 name=html.escape(name),
                 legendgroup=name,

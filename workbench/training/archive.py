@@ -137,6 +137,18 @@ def rename_metrics(table: pl.DataFrame, told: Sequence[str] = ()) -> tuple[pl.Da
     return table, notes
 
 
+def labelled(table: pl.DataFrame, told: Sequence[str], **keys: Any) -> tuple[pl.DataFrame, list[str]]:
+    """Give a run's table our metric names, as `rename_metrics`, and `keys` as first columns, the same in every row.
+
+    The archive's own columns of those names are called ``metric_<name>``.
+    """
+    import polars as pl
+
+    table, notes = rename_metrics(table, told)
+    table = table.rename({c: f"metric_{c}" for c in keys if c in table.columns})
+    return table.select(*(pl.lit(v).alias(k) for k, v in keys.items()), pl.all()), notes
+
+
 def natural(text: str) -> list[Any]:
     """Return a sort key by which ``run_2`` comes before ``run_10``."""
     return [int(t) if i % 2 else t for i, t in enumerate(re.split(r"([0-9]{1,18})", text))]

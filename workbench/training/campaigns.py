@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from workbench.training.config import RunConfig
+from workbench.training.config import TINY, RunConfig
+from workbench.training.corpus import load_corpus
 from workbench.training.run import branch
 
 READ_EVERY = 25
@@ -26,6 +27,45 @@ SCRATCH_BYTES = 16 << 30
 """Free space from which on checkpoints of a campaign go to memory: six runs keep one of about 0.8 GB each."""
 
 Progress = Callable[[str], None]
+Run = tuple[int, str]
+"""Seed and arm of one run of a branch campaign."""
+
+
+def say(text: str) -> None:
+    """Print a message at once: a campaign takes minutes and its output may be piped."""
+    print(text, flush=True)
+
+
+def place(tiny: bool, graphs: bool) -> dict[str, Any]:
+    """Return where a campaign runs, as `lbl_branch` and `segmented` take it: the GPU where there is one.
+
+    Args:
+        tiny: the model is one that a CPU trains in a minute.
+        graphs: replay steps as CUDA graphs on a GPU.
+    Raises:
+        ValueError: a model of full size on a machine without a GPU.
+    """
+    import torch
+
+    gpu = torch.cuda.is_available()
+    if not (gpu or tiny):
+        raise ValueError("tiny: expected True on a machine without a GPU, where the full size would take hours")
+    return {"device": "cuda" if gpu else "cpu", "graphs": gpu and graphs}
+
+
+def base_config(where: dict[str, Any], tiny: bool, **fields: Any) -> RunConfig:
+    """Return the configuration that the runs of a campaign change: BF16 on a GPU, `TINY` sizes where asked for."""
+    dtype = "bfloat16" if where["device"] == "cuda" else "float32"
+    return RunConfig(**{**(TINY if tiny else {}), "dtype": dtype, **fields})
+
+
+def describe(recorder: Any, where: dict[str, Any], base: RunConfig, workload: dict[str, Any], **protocol: Any) -> None:
+    """Tell a recorder what a campaign runs on what: workload with its corpus, precision, topology and protocol."""
+    recorder.set("workload", corpus=load_corpus(base.corpus).provenance, **workload)
+    recorder.set("precision", parameters=base.dtype, masters="float32", moments="float32", router="float32")
+    recorder.set("topology", nodes=1, gpus=int(where["device"] == "cuda"), processes=1)
+    steps = "CUDA graph replays" if where["graphs"] else "eager"
+    recorder.set("protocol", steps=steps, exclusions="none", **protocol)
 
 
 def _round(rows: list[dict[str, Any]], **keys: Any) -> list[dict[str, Any]]:
@@ -33,7 +73,7 @@ def _round(rows: list[dict[str, Any]], **keys: Any) -> list[dict[str, Any]]:
 
 
 def _advance(
-    trainers: dict[str, Any], steps: int, rates: dict[str, dict[int, float]], progress: Progress | None
+    trainers: dict[Run, Any], steps: int, rates: dict[Run, dict[int, float]], progress: Progress | None
 ) -> None:
     """Step runs in turn until each has done `steps`; runs with graphs have a stream each, which the GPU overlaps."""
     since = time.perf_counter(), {name: t.tokens for name, t in trainers.items()}
@@ -50,10 +90,9 @@ def _advance(
             rate = (trainer.tokens - since[1][name]) / (now - since[0])
             rates[name][trainer.step_count] = rate
             if progress:
-                last = trainer.rows[-1]
-                progress(
-                    f"{name}: step {last['step']}, ce {last['ce']:.3f}, lbl {last['lbl']:.3f}, {rate:.0f} tokens/s"
-                )
+                last, (seed, arm) = trainer.rows[-1], name
+                now_at = f"step {last['step']}, ce {last['ce']:.3f}, lbl {last['lbl']:.3f}"
+                progress(f"seed {seed} {arm}: {now_at}, {rate:.0f} tokens/s")
         since = now, {name: t.tokens for name, t in trainers.items()}
 
 
@@ -77,26 +116,21 @@ def lbl_branch(
     """
     from workbench.training.run import Trainer
 
-    rates: dict[str, dict[int, float]] = defaultdict(dict)
-    runs = {(c.seed, "original"): Trainer(c, device, graphs=graphs) for c in configs}
-    _advance(_named(runs), at_step, rates, progress)
+    rates: dict[Run, dict[int, float]] = defaultdict(dict)
+    runs: dict[Run, Trainer] = {(c.seed, "original"): Trainer(c, device, graphs=graphs) for c in configs}
+    _advance(runs, at_step, rates, progress)
     for config in configs:
         saved, branched = folder / f"{config.seed}-original", folder / f"{config.seed}-branch"
         runs[config.seed, "original"].save(saved)
         changed = branch(saved, at_step, branched, lbl_coefficient=coefficient)
         runs[config.seed, "branch"] = Trainer(changed, device, graphs=graphs)
         runs[config.seed, "branch"].restore(branched)
-    _advance(_named(runs), steps_of(configs[0]), rates, progress)
+    _advance(runs, steps_of(configs[0]), rates, progress)
     rows = []
     for (seed, arm), trainer in sorted(runs.items(), key=lambda r: (r[0][0], r[0][1] == "branch")):
-        measured = rates[f"seed {seed} {arm}"]
-        timed = [r | {"tokens_per_s": measured.get(int(r["step"]))} for r in trainer.rows]
+        timed = [r | {"tokens_per_s": rates[seed, arm].get(int(r["step"]))} for r in trainer.rows]
         rows += _round(timed, seed=seed, arm=arm)
     return rows
-
-
-def _named(runs: dict[tuple[int, str], Any]) -> dict[str, Any]:
-    return {f"seed {seed} {arm}": trainer for (seed, arm), trainer in runs.items()}
 
 
 def segment_bounds(steps: int, segments: int, overlap: int) -> list[tuple[int, int]]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 STEP_NAMES = ("step", "_step", "global_step", "trainer/global_step", "iteration", "iter")
 LONG_NAMES = ({"metric", "value"}, {"tag", "value"}, {"key", "value"})
+DRAWN_POINTS = 4000
+"""Points of a curve from which on it is drawn thinned, after smoothing."""
 READERS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 
 
@@ -38,23 +40,15 @@ class History:
     notes: tuple[str, ...] = field(default=())
 
 
-def read_history(path: str | Path, *, step: str | None = None) -> History:
-    """Read one exported history.
+def read_table(path: Path) -> tuple[pl.DataFrame, list[str]]:
+    """Read an exported table as it is, and say what had to be left out; categories become words.
 
     Args:
         path: CSV, TSV, JSON lines or parquet; wide (a column per metric) or long (``metric``/``tag``, ``value``).
-        step: name of the step column; found among the usual names when None.
     Raises:
-        ValueError: unknown format, no step column, or no numeric metric; names what was found.
+        ValueError: unknown format, or the file cannot be read as it; the message names the file.
         FileNotFoundError: the file is not there.
     """
-    path = Path(path)
-    raw, notes = read_table(path)
-    return tidy(raw, path.stem, step=step, notes=notes)
-
-
-def read_table(path: Path) -> tuple[pl.DataFrame, list[str]]:
-    """Read an exported table as it is, and what had to be left out; see `read_history`."""
     import polars as pl
 
     if not path.is_file():
@@ -81,7 +75,7 @@ def read_table(path: Path) -> tuple[pl.DataFrame, list[str]]:
     # A damaged parquet file can make polars panic, which is no Exception.
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         raise ValueError(f"history {path.name!r} cannot be read as {suffix}: {error}") from error
-    return _words(raw), notes
+    return raw.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String)), notes
 
 
 def _read_json_lines(path: Path) -> tuple[pl.DataFrame, list[str]]:
@@ -118,13 +112,6 @@ def _column(name: str, values: list[Any]) -> pl.Series:
     return pl.Series(name, words, dtype=pl.String)
 
 
-def _words(raw: pl.DataFrame) -> pl.DataFrame:
-    """Return the table with categories as words."""
-    import polars as pl
-
-    return raw.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
-
-
 def step_column(columns: Sequence[str], step: str | None = None) -> str | None:
     """Return the step column: `step` where the table has it, else the first of the usual names, else None."""
     names = {c.strip().lower(): c for c in columns}
@@ -132,10 +119,19 @@ def step_column(columns: Sequence[str], step: str | None = None) -> str | None:
 
 
 def tidy(raw: pl.DataFrame, name: str, *, step: str | None = None, notes: Sequence[str] = ()) -> History:
-    """Turn an exported table into a `History`, whose notes begin with `notes`; see `read_history`."""
+    """Turn a table of `read_table` into a `History`.
+
+    Args:
+        raw: the table.
+        name: of the history.
+        step: name of the step column; found among the usual names when None.
+        notes: what reading the table did; the history's notes begin with it.
+    Raises:
+        ValueError: no step column, or no numeric metric; names what was found.
+    """
     import polars as pl
 
-    notes, raw = list(notes), _words(raw)
+    notes = list(notes)
     names = {c.strip().lower(): c for c in raw.columns}
     column = step_column(raw.columns, step)
     if column is None:
@@ -288,8 +284,7 @@ def window_median(
     import numpy as np
     import polars as pl
 
-    if metric not in table.columns:
-        raise ValueError(f"no metric {metric!r}; the history has {', '.join(c for c in table.columns if c != 'step')}")
+    _require(metric, table)
     if not table[metric].dtype.is_numeric():
         raise ValueError(f"metric {metric!r}: expected numbers, got {table[metric].dtype}")
     values = table.filter(pl.col("step").is_between(first, last))[metric].drop_nulls().drop_nans().to_numpy()
@@ -305,6 +300,12 @@ def window_median(
     with np.errstate(invalid="ignore"):  # between two infinite medians there is no number
         low, high = np.percentile(medians, [tail, 100 - tail])
     return {"median": float(np.median(values)), "low": float(low), "high": float(high), "rows": n}
+
+
+def _require(metric: str, *tables: pl.DataFrame) -> None:
+    for t in tables:
+        if metric not in t.columns:
+            raise ValueError(f"no metric {metric!r}; the history has {', '.join(c for c in t.columns if c != 'step')}")
 
 
 def paired_difference(
@@ -328,9 +329,7 @@ def paired_difference(
     """
     import polars as pl
 
-    for t in (table, baseline):
-        if metric not in t.columns:
-            raise ValueError(f"no metric {metric!r}; the history has {', '.join(c for c in t.columns if c != 'step')}")
+    _require(metric, table, baseline)
     both = table.select("step", metric).join(baseline.select("step", pl.col(metric).alias("baseline")), on="step")
     both = both.sort("step").select("step", (pl.col(metric) - pl.col("baseline")).alias("difference"))
     return window_median(both, "difference", first, last, **options)
@@ -347,3 +346,8 @@ def smooth(values: Any, span: int) -> Any:
     # Repeating the end values would make them the median there: a spike of one step.
     padded = np.pad(values, half, constant_values=np.nan)
     return np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1)
+
+
+def thinned(values: Any) -> Any:
+    """Return a 1-d array or Series as it is drawn: every n-th point where it has more than `DRAWN_POINTS`."""
+    return values[:: max(1, -(-len(values) // DRAWN_POINTS))]

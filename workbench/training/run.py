@@ -50,26 +50,21 @@ class Trainer:
         self.order = DataOrder(
             load_corpus(config.corpus, vocabulary=config.vocabulary), config.sequence, config.data_seed
         )
+
+        def same(*names: str) -> dict[str, Any]:
+            return {name: getattr(config, name) for name in names}
+
         block = BlockConfig(
-            width=config.width,
-            expert_width=config.expert_width,
             num_experts=config.experts,
-            top_k=config.top_k,
-            shared_width=config.shared_width,
-            gating=config.gating,
             lbl_granularity="instance",
             sequence_length=config.sequence,
+            **same("width", "expert_width", "top_k", "shared_width", "gating"),
         )
         sizes = ModelConfig(
-            layers=config.layers,
-            width=config.width,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            dense_width=config.dense_width,
             vocabulary=self.order.corpus.vocabulary,
             max_sequence=config.sequence,
             block=block,
+            **same("layers", "width", "heads", "kv_heads", "head_dim", "dense_width"),
         )
         self.model = DevelopmentModel(
             sizes,
@@ -142,8 +137,7 @@ class Trainer:
         """Submit one optimizer step; nothing is read from the device."""
         import torch
 
-        config = self.config
-        count, lr = config.at(self.tokens)
+        count, lr = self.config.at(self.tokens)
         batch = torch.from_numpy(self.order.batch(self.sequences, count))
         with self._on_stream():
             if self.device.type == "cuda":
@@ -157,19 +151,9 @@ class Trainer:
                 row = out.clone()
             else:
                 row = self._compute(batch, lr)
-        self._pending.append(
-            (
-                {
-                    "step": self.step_count + 1,
-                    "tokens": self.tokens + count * config.sequence,
-                    "batch": count,
-                    "lr": lr,
-                },
-                row,
-            )
-        )
         self.step_count += 1
         self.sequences += count
+        self._pending.append(({"step": self.step_count, "tokens": self.tokens, "batch": count, "lr": lr}, row))
 
     def _compute(self, batch: Any, lr: Any) -> Any:
         """Train on int64 [count, sequence + 1]; return the device row of `SCALARS` and `PER_LAYER`."""
@@ -208,15 +192,8 @@ class Trainer:
             p = load / load.sum(1, keepdim=True)
             entropy = -(p * p.clamp(min=1e-12).log()).sum(1)
             confidence = torch.stack([m["confidence"] for m in routed]).float()
-            metrics = [
-                ce.detach(),
-                lbl.detach(),
-                load.amax(1) / load.mean(1),
-                entropy,
-                (load == 0).float().sum(1),
-                confidence,
-            ]
-        return loss, metrics
+            dead = (load == 0).float().sum(1)
+        return loss, [ce.detach(), lbl.detach(), load.amax(1) / load.mean(1), entropy, dead, confidence]
 
     def read_back(self) -> list[dict[str, float]]:
         """Wait for the device once and move pending metrics into the history; return the new rows."""
@@ -280,12 +257,12 @@ def train(
         ValueError: the folder holds a run of another configuration.
     """
     trainer = Trainer(config, device, graphs=graphs)
-    if checkpoint.steps(folder):
-        meta = trainer.restore(folder)
-        if meta["config"] != config.as_dict():
-            changed = sorted(k for k, v in config.as_dict().items() if meta["config"].get(k) != v)
-            raise ValueError(f"{folder.name} holds another run; these parameters differ: {', '.join(changed)}")
-    extra = {"branch": branch_of(folder)} if branch_of(folder) else {}
+    meta = trainer.restore(folder) if checkpoint.steps(folder) else {}
+    now = config.as_dict()
+    before = meta.get("config", now)
+    if changed := sorted(k for k in now.keys() | before.keys() if before.get(k) != now.get(k)):
+        raise ValueError(f"{folder.name} holds another run; these parameters differ: {', '.join(changed)}")
+    extra = {k: v for k, v in meta.items() if k == "branch"}
     since, first = time.perf_counter(), trainer.tokens
     while not trainer.done and (steps is None or trainer.step_count < steps):
         trainer.step()
@@ -328,11 +305,6 @@ def branch(origin: Path, step: int, target: Path, **changes: Any) -> RunConfig:
     kept = {"config": after.as_dict(), "sequences": meta["sequences"], "rows": [], "branch": note}
     checkpoint.save(target, step, tensors, kept)
     return after
-
-
-def branch_of(folder: Path) -> dict[str, Any] | None:
-    """Return where a run was branched from, None for an original one."""
-    return checkpoint.load(folder)[1].get("branch") if checkpoint.steps(folder) else None
 
 
 def write_history(path: Path, rows: list[dict[str, float]]) -> None:
