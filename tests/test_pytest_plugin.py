@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -53,27 +54,9 @@ def suite(
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
     if trace is not None:
         (folder / "conftest.py").write_text(FAKE.format(trace=str(trace)) + more)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-rs",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "workbench.pytest_plugin",
-        *options,
-        str(folder),
-    ]
-    import importlib.metadata
-
-    if any(e.value == "workbench.pytest_plugin" for e in importlib.metadata.entry_points(group="pytest11")):
-        command = [
-            c
-            for i, c in enumerate(command)
-            if c != "workbench.pytest_plugin" and command[i + 1 : i + 2] != ["workbench.pytest_plugin"]
-        ]
+    installed = any(e.value == "workbench.pytest_plugin" for e in entry_points(group="pytest11"))
+    plugin = [] if installed else ["-p", "workbench.pytest_plugin"]
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *plugin, *options, str(folder)]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder)
 
 

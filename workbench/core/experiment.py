@@ -127,13 +127,8 @@ class Experiment:
 
     def sources(self) -> list[Source]:
         """Return the sources that this experiment has, on any machine."""
-        have: dict[Source, bool] = {
-            "model": self.model is not None,
-            "recorded": self.recording is not None,
-            "live": self.measure is not None,
-            "report": self.report is not None,
-        }
-        return [s for s in SOURCES if have[s]]
+        have = {"model": self.model, "recorded": self.recording, "live": self.measure, "report": self.report}
+        return [s for s in SOURCES if have[s] is not None]
 
     def choose(self, source: str) -> Source:
         """Resolve ``auto`` (live where a GPU is, else recorded, else model, else report) and refuse what is absent.
@@ -143,8 +138,7 @@ class Experiment:
         """
         have = self.sources()
         if source == "auto":
-            order: list[Source] = ["live", "recorded", "model", "report"]
-            for s in order:
+            for s in ("live", "recorded", "model", "report"):
                 if s in have and (s != "live" or gpu_present()):
                     return s
             if "live" in have and self.live_on_cpu:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.core.experiment import Check, Experiment, Result, json_safe
 from workbench.core.params import Params, param
 from workbench.experiments import load
+from workbench.views.sweep import compare, load_sweep, tidy
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -52,8 +53,6 @@ class SweepExperiment(Experiment):
 
     def run(self, source: str = "auto", **params: Any) -> Result:
         """Read the folder, or compute the example; the source is ``recorded`` where any run was not a model's."""
-        from workbench.views.sweep import load_sweep, tidy
-
         values: Any = self.params().replace(**params)
         if not values.folder:
             self.choose(source)
@@ -81,15 +80,11 @@ def example() -> dict[str, Any]:
 
 def model(params: SweepExplorerParams) -> Any:
     """Return the example's rows."""
-    from workbench.views.sweep import tidy
-
     return tidy(example())
 
 
 def draw(result: Result) -> go.Figure:
     """Draw the chosen columns."""
-    from workbench.views.sweep import compare
-
     p = result.params
     asked = {"x": p.x, "y": p.y, "colour": p.colour}
     preset = {} if p.folder else EXAMPLE_AXES

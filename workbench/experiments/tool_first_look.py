@@ -11,12 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.core.experiment import Check, Experiment, Result
+from workbench.core.experiment import Experiment
 from workbench.core.params import Params, param
+from workbench.core.scrub import scrub_trace
+from workbench.traces.ranges import find_ranges
+from workbench.traces.replay import to_program, what_if
+from workbench.views.trace import (
+    MERGED,
+    REMOVED,
+    SCALED,
+    UNCHANGED,
+    OpenedTrace,
+    Tables,
+    figure_of,
+    first_look_checks,
+    open_trace,
+    trace_tables,
+)
 
 if TYPE_CHECKING:
     from workbench.core.record import Recording
-    from workbench.views.trace import OpenedTrace, Tables
 
 RECORDING = "2026-11-29_h200_44fff12"
 VARIANTS = ("free", "loaded", "item", "graph")
@@ -48,7 +62,6 @@ def measure(params: FirstLookParams, recorder: Any) -> None:
     """Time the loop without the profiler, variants interleaved; then profile them, interleaved in one trace."""
     import torch
 
-    from workbench.core.scrub import scrub_trace
     from workbench.measure import timing
     from workbench.measure.block_loop import build, graphed
     from workbench.measure.capture import capture
@@ -142,8 +155,6 @@ class Stretch:
 
 def stretches(analysis: Any) -> dict[str, list[Stretch]]:
     """The stretches of each variant, round by round."""
-    from workbench.traces.ranges import find_ranges
-
     found = find_ranges(analysis, rf"^({'|'.join(VARIANTS)}) \d+$")
     times = zip(found.host_start_ns.tolist(), found.host_end_ns.tolist(), found.device_end_ns.tolist())
     out: dict[str, list[Stretch]] = {v: [] for v in VARIANTS}
@@ -168,8 +179,6 @@ class Pair:
 
     def analysis(self, size: str) -> Any:
         """The analysed trace of one size."""
-        from workbench.views.trace import open_trace
-
         if size not in self.analyses:
             self.analyses[size] = open_trace(self.recording.file(f"{size}.json.gz")).analysis
         return self.analyses[size]
@@ -182,15 +191,11 @@ class Pair:
 
 def opens(params: FirstLookParams, recording: Recording | None) -> Pair | OpenedTrace:
     """The reader's trace, or the recorded pair."""
-    from workbench.views.trace import open_trace
-
     return Pair(recording) if recording else open_trace(params.trace)
 
 
 def recorded(params: FirstLookParams, origin: Pair | OpenedTrace) -> Tables:
     """Boxes, headroom and sums of the reader's trace, or of one recorded round, with what-ifs of all rounds."""
-    from workbench.views.trace import trace_tables
-
     if not isinstance(origin, Pair):
         return trace_tables(origin.analysis, None, Path(params.trace).name)
     analysis = origin.analysis(params.size)
@@ -210,9 +215,6 @@ def predictions(analysis: Any, found: dict[str, list[Stretch]]) -> Tables:
     stretch, which on a shared host is not its neighbour's; a second case takes the neighbour's. Launches merged stand
     against the graph.
     """
-    from workbench.traces.replay import to_program, what_if
-    from workbench.views.trace import MERGED, REMOVED, SCALED, UNCHANGED
-
     rows, speeds = [], []
     for i, (free, loaded, item, graph) in enumerate(zip(*(found[v] for v in VARIANTS), strict=True)):
         plain, on_device, reads, merged = (
@@ -234,8 +236,6 @@ def predictions(analysis: Any, found: dict[str, list[Stretch]]) -> Tables:
 
 def _host_speed(analysis: Any, loaded: Stretch, item: Stretch) -> float:
     """Host time of the same code, a block up to its last launch before the read: without reads over with them."""
-    from workbench.traces.ranges import find_ranges
-
     calls, launches = analysis.trace.calls, analysis.launches
     starts = calls.start_ns[launches]
     blocks = find_ranges(analysis, r"^block \d+$")
@@ -253,20 +253,6 @@ def _host_speed(analysis: Any, loaded: Stretch, item: Stretch) -> float:
     return without / times(item, count)[0]
 
 
-def figure(result: Result):
-    """Lanes and headroom of each trace."""
-    from workbench.views.trace import figure_of
-
-    return figure_of(result)
-
-
-def checks(result: Result) -> list[Check]:
-    """Claims about the recorded pair."""
-    from workbench.views.trace import first_look_checks
-
-    return first_look_checks(result)
-
-
 EXPERIMENT = Experiment(
     slug="tool_first_look",
     group="tools",
@@ -275,8 +261,8 @@ EXPERIMENT = Experiment(
     kind="measured",
     anchor="Section 8.1, Appendix B.6",
     params=FirstLookParams,
-    figure=figure,
-    checks=checks,
+    figure=figure_of,
+    checks=first_look_checks,
     opens=opens,
     own="trace",
     recorded=recorded,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import tempfile
 from dataclasses import dataclass
@@ -11,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
+from workbench.core.scrub import scrub_notebook, scrub_trace
+from workbench.traces.replay import what_if
+from workbench.traces.trace import TraceError
+from workbench.traces.verify import verify_trace
+from workbench.views.trace import OpenedTrace, Tables, accounted, figure_of, open_trace, trace_tables
 
 if TYPE_CHECKING:
     from workbench.core.record import Recording
-    from workbench.views.trace import OpenedTrace, Tables
 
 RECORDING = "2026-11-29_h200_98b6695"
 FILE = "loop_with_stacks.json.gz"
@@ -42,9 +47,6 @@ class YourTraceParams(Params):
 
 def measure(params: YourTraceParams, recorder: Any) -> None:
     """Profile the loop with reads, with stacks, and keep the trace and its verdict."""
-    import gzip
-
-    from workbench.core.scrub import scrub_notebook, scrub_trace
     from workbench.measure.block_loop import build
     from workbench.measure.capture import capture, verify
 
@@ -95,18 +97,11 @@ def _headroom_notebook() -> dict[str, Any] | None:
 
 def opens(params: YourTraceParams, recording: Recording | None) -> OpenedTrace:
     """The reader's trace, or the recording's."""
-    from workbench.views.trace import open_trace
-
     return open_trace(recording.file(FILE) if recording else params.trace)
 
 
 def recorded(params: YourTraceParams, origin: OpenedTrace) -> Tables:
     """Boxes, headroom and sums; the verdict; the what-if, where the trace has steps to replay."""
-    from workbench.traces.replay import what_if
-    from workbench.traces.trace import TraceError
-    from workbench.traces.verify import verify_trace
-    from workbench.views.trace import trace_tables
-
     analysis, window = origin.shown(params)
     verdict = verify_trace(analysis, window=window, idle_threshold_us=params.idle_threshold_us)
     tables = trace_tables(analysis, window, analysis.trace.source)
@@ -126,8 +121,6 @@ def recorded(params: YourTraceParams, origin: OpenedTrace) -> Tables:
 
 def checks(result: Result) -> list[Check]:
     """Sums that must hold for every trace, and the verdict as a value."""
-    from workbench.views.trace import accounted
-
     (verdict,) = result.rows("verdict")
     found = [accounted(result), Check("Verdict (a value, not a claim)", None, verdict["verdict"])]
     for span in result.rows("what_if"):
@@ -142,13 +135,6 @@ def checks(result: Result) -> list[Check]:
     return found
 
 
-def figure(result: Result):
-    """Lanes and headroom."""
-    from workbench.views.trace import figure_of
-
-    return figure_of(result)
-
-
 EXPERIMENT = Experiment(
     slug="your_trace",
     group="tools",
@@ -157,7 +143,7 @@ EXPERIMENT = Experiment(
     kind="measured",
     anchor="Section 8.1, Appendix B.5, B.6, Table 51",
     params=YourTraceParams,
-    figure=figure,
+    figure=figure_of,
     checks=checks,
     opens=opens,
     own="trace",
