@@ -452,8 +452,6 @@ def recorded(monkeypatch) -> Recorded:
     monkeypatch.setattr(cuda, "library", lambda: lib)
     monkeypatch.setattr(api, "pick_impl", lambda impl, device, misfit: "cuda")
     monkeypatch.setattr(row_ops, "pick_impl", lambda impl, device, misfit=None: impl or "reference")
-    for module in (api, row_ops):
-        monkeypatch.setattr(module, "stream_of", lambda device: 0)
     monkeypatch.setattr(_compat, "current_stream_address", lambda index: 0)
     monkeypatch.setattr(_compat, "current_device", lambda: 7)
     monkeypatch.setattr(api, "_PLANS", {})

@@ -11,33 +11,24 @@ from typing import Any
 import torch
 
 from moe_kernels import _compat
-from moe_kernels._launch import (
-    check_no_grad,
-    check_offsets,
-    check_tensor,
-    compile_safe,
-    on_device,
-    resolve_impl,
-    share_memory,
-)
-from moe_kernels.mxfp8 import reference
+from moe_kernels._launch import check_no_grad, check_offsets, check_tensor, compile_safe, resolve_impl, share_memory
+from moe_kernels.mxfp8 import cuda, reference
+from moe_kernels.mxfp8.cuda import EARLY, OVERLAP, RELEASE, SMALL, TWO_BLOCKS
 from moe_kernels.mxfp8.rows import (
-    BLOCK,
-    E4M3,
     FLOATS,
+    FROM_FLOAT,
+    FROM_MX,
     IMPLS,
     INDEX_LIMIT,
     MX,
     Folded,
-    check_aligned,
-    check_width,
+    check_mx,
     fold,
     is_rceil,
     new_rows,
     pick_impl,
     quantize,
     run_rows,
-    stream_of,
 )
 
 
@@ -49,59 +40,27 @@ def _gemm(
     w_scales: torch.Tensor,
     ends: torch.Tensor,
     out: torch.Tensor,
-    source: int,
     impl: str,
-    variant: int,
-    flags: int,
+    source: int = cuda.FROM_FOLDED,
+    variant: int = 0,
+    flags: int = 0,
 ) -> None:
-    (M, K), (E, N) = a.shape, w.shape[:2]
-    if M == 0 or E == 0:
+    if not len(a) or not len(w):
         return
     if impl == "cuda":
-        from moe_kernels.mxfp8 import cuda
-
-        lib = cuda.library()
-        head = (
-            a.data_ptr(),
-            None if a_scales is None else a_scales.data_ptr(),
-            w.data_ptr(),
-            w_scales.data_ptr(),
-            ends.data_ptr(),
-            out.data_ptr(),
-            M,
-            N,
-            K,
-            E,
-        )
-        with on_device(out):
-            if variant >= SMALL:
-                status = lib.mx_small_launch(*head, source, variant - SMALL, flags, stream_of(out.device), None)
-            else:
-                status = lib.mx_big_launch(*head, variant, flags, stream_of(out.device), None)
-        cuda.check(status, "MXFP8 grouped GEMM")
+        cuda.grouped_gemm(a, a_scales, w, w_scales, ends, out, source, variant, flags)
         return
-    if a_scales is None:
-        raise ValueError("only the CUDA kernels quantise inside the product; quantise the rows first")
+    assert a_scales is not None, "only the CUDA kernels quantise inside the product"
     if impl == "reference":
         result = reference.grouped_gemm(reference.dequantize(a, a_scales), reference.dequantize(w, w_scales), ends)
-        inside = torch.arange(M, device=out.device) < ends[-1]
+        inside = torch.arange(len(a), device=out.device) < ends[-1]
         out.copy_(torch.where(inside.unsqueeze(1), result.to(out.dtype), out))
     else:
         from moe_kernels.mxfp8 import triton
 
-        with on_device(out):
-            triton.grouped_gemm(a, a_scales, w, w_scales, ends, out)
+        triton.grouped_gemm(a, a_scales, w, w_scales, ends, out)
 
 
-OVERLAP, RELEASE = 1, 2
-"""Launcher flags: start while the launch before drains; a row kernel lets the launch after it start early."""
-EARLY = 4
-"""Flag of the large GEMM: weights and group ends are read before the launch before it has ended. That is right only
-after a row kernel of our own, which starts when all before it have ended and writes neither."""
-SMALL, TWO_BLOCKS = 1000, 100
-"""Variants of the CUDA GEMM: 0 to 3 as listed in cuda.cu's `mx_big_launch`; SMALL + token columns (8, 16, 32, 64),
-plus TWO_BLOCKS
-for two blocks on each multiprocessor."""
 OVERLAP_ROWS_PER_GROUP = 1024
 """Mean rows a group below which the second of two launches overlaps the first (measured: NOTES.md)."""
 SMALL_ROWS_PER_GROUP = 16
@@ -173,103 +132,95 @@ def grouped_gemm(
         if found is not None and found[1] == out.get_device():
             found[0].run(_compat.current_stream_address(found[1]))
             return out
+    rows, rceil = _check_operands(a, w, ends, scratch), is_rceil(rounding)
     if accumulate not in ("promoted", "fast"):
         raise ValueError(f"accumulate must be 'promoted' or 'fast'; got {accumulate!r}")
-    rceil = is_rceil(rounding)
     if overlap is not None and not isinstance(overlap, bool):
         raise TypeError(f"overlap must be True, False or None; got {overlap!r}")
     if variant is not None and (not isinstance(variant, int) or isinstance(variant, bool)):
         raise TypeError(f"variant must be an int or None; got {variant!r}")
-    raw = isinstance(a, torch.Tensor)
-    if not raw and not isinstance(a, (MX, Folded)):
-        raise TypeError(f"a must be a torch.Tensor, MX or Folded; got {type(a).__name__}")
-    if not isinstance(w, (MX, Folded)):
-        raise TypeError(f"w must be MX or Folded; got {type(w).__name__}")
-    if scratch is not None and not (isinstance(scratch, tuple) and len(scratch) == 2):
-        raise TypeError(f"scratch must be Folded or None; got {type(scratch).__name__}")
-    rows = a if raw else a.payload
-    check_tensor("w payload", w.payload, shape=(None, None, None), dtypes=(E4M3,), contiguous=True)
-    E, N, K = w.payload.shape
-    device = w.payload.device
-    check_tensor("a", rows, shape=(None, K), dtypes=FLOATS if raw else (E4M3,), device=device, contiguous=True)
-    M = rows.shape[0]
-    check_width("a", K)
-    check_offsets(ends, E, device)
-    folded = isinstance(w, Folded)
-    check_tensor(
-        "w scales",
-        w[1],
-        shape=(E, N) if folded else (E, N, K // BLOCK),
-        dtypes=(torch.uint8,),
-        device=device,
-        contiguous=True,
-    )
-    if not raw:
-        check_tensor(
-            "a scales",
-            a[1],
-            shape=(M,) if isinstance(a, Folded) else (M, K // BLOCK),
-            dtypes=(torch.uint8,),
-            device=device,
-            contiguous=True,
-        )
-    if not folded and not isinstance(a, MX):
-        raise TypeError(f"canonical w needs canonical a (exact mode); got a as {type(a).__name__}")
-    if max(M, E * N) > INDEX_LIMIT:
-        raise ValueError(f"a and w must have at most {INDEX_LIMIT} rows (M and E * N); got {M} and {E * N}")
+    shape = (rows.shape[0], w.payload.shape[1])
     if out is None:
         if out_dtype not in FLOATS:
             raise TypeError(f"out_dtype must be {' or '.join(map(str, FLOATS))}; got {out_dtype!r}")
-        out = torch.empty(M, N, dtype=out_dtype, device=device)
+        out = torch.empty(shape, dtype=out_dtype, device=rows.device)
     else:
-        check_tensor("out", out, shape=(M, N), dtypes=FLOATS, device=device, contiguous=True)
+        check_tensor("out", out, shape=shape, dtypes=FLOATS, device=rows.device, contiguous=True)
         if share_memory(out, rows) or share_memory(out, w.payload):
             raise ValueError("out must not share memory with an input")
     check_no_grad("mxfp8.grouped_gemm", rows, out)
     if impl is None and variant is not None:
         impl = "cuda"
-    wide = raw and rows.dtype is torch.float32
-    if folded and wide and impl is None:
-        a = _fold_rows(rows, rounding, scratch, resolve_impl(None, device, IMPLS), False, out)
+    if impl is None and isinstance(w, Folded) and rows.dtype is torch.float32:
+        a = _fold_rows(rows, rceil, scratch, resolve_impl(None, rows.device, IMPLS), False, out)
         return grouped_gemm(a, w, ends, out=out, accumulate=accumulate, overlap=overlap)
-    misfit = None
-    if not folded:
-        misfit = "multiplies folded weights, got canonical w (the exact mode)"
-    elif wide:
-        misfit = "quantises rows of torch.bfloat16, got a of torch.float32"
-    elif out.dtype is not torch.bfloat16:
-        misfit = f"writes torch.bfloat16, got out of {out.dtype}"
-    elif N % 8:
-        misfit = f"needs N to be a multiple of 8 (16-byte rows), got {N}"
-    impl = pick_impl(impl, device, misfit)
-    if not folded:
-        _gemm(rows, a[1], w[0], w[1], ends, out, 0, impl, 0, 0)
+    impl = pick_impl(impl, rows.device, _misfit(rows, w, out))
+    if impl == "cuda":
+        chosen = choose_variant(*shape, rows.shape[1], len(w.payload), accumulate) if variant is None else variant
+        _launch_cuda(a, w, ends, out, scratch, rceil, overlap, chosen, key)
         return out
-    if impl != "cuda":
-        if not isinstance(a, Folded):
-            a = quantize(a, rounding, target="folded", impl=impl) if raw else fold(a, impl=impl)
-        _gemm(a[0], a[1], w[0], w[1], ends, out, 3, impl, 0, 0)
-        return out
-    check_aligned("a", rows)
-    check_aligned("w payload", w.payload)
-    check_aligned("out", out)
-    chosen = choose_variant(M, N, K, E, accumulate) if variant is None else variant
-    small, direct = chosen >= SMALL, isinstance(a, Folded)
+    if isinstance(w, Folded) and not isinstance(a, Folded):
+        a = fold(a, impl=impl) if isinstance(a, MX) else quantize(a, rounding, target="folded", impl=impl)
+    _gemm(a[0], a[1], w[0], w[1], ends, out, impl)
+    return out
+
+
+def _check_operands(a: Any, w: Any, ends: Any, scratch: Any) -> torch.Tensor:
+    """Check what is multiplied, its types first, and return the rows [M, K] of `a`."""
+    if not isinstance(a, (torch.Tensor, MX, Folded)):
+        raise TypeError(f"a must be a torch.Tensor, MX or Folded; got {type(a).__name__}")
+    if not isinstance(w, (MX, Folded)):
+        raise TypeError(f"w must be MX or Folded; got {type(w).__name__}")
+    if scratch is not None and not (isinstance(scratch, tuple) and len(scratch) == 2):
+        raise TypeError(f"scratch must be Folded or None; got {type(scratch).__name__}")
+    check_mx("w", w, (None, None, None))
+    (E, N, K), device = w.payload.shape, w.payload.device
+    if isinstance(a, torch.Tensor):
+        check_tensor("a", a, shape=(None, K), dtypes=FLOATS, device=device, contiguous=True)
+    else:
+        check_mx("a", a, (None, K), device)
+    check_offsets(ends, E, device)
+    if isinstance(w, MX) and not isinstance(a, MX):
+        raise TypeError(f"canonical w needs canonical a (exact mode); got a as {type(a).__name__}")
+    rows = a if isinstance(a, torch.Tensor) else a.payload
+    if max(len(rows), E * N) > INDEX_LIMIT:
+        raise ValueError(f"a and w must have at most {INDEX_LIMIT} rows (M and E * N); got {len(rows)} and {E * N}")
+    return rows
+
+
+def _misfit(rows: torch.Tensor, w: MX | Folded, out: torch.Tensor) -> str | None:
+    """Return what the CUDA kernels would do and what is asked of them, None where they do it."""
+    if isinstance(w, MX):
+        return "multiplies folded weights, got canonical w (the exact mode)"
+    if rows.dtype is torch.float32:
+        return "quantises rows of torch.bfloat16, got a of torch.float32"
+    if out.dtype is not torch.bfloat16:
+        return f"writes torch.bfloat16, got out of {out.dtype}"
+    if out.shape[1] % 8:
+        return f"needs N to be a multiple of 8 (16-byte rows), got {out.shape[1]}"
+    return None
+
+
+def _launch_cuda(a, w, ends, out, scratch, rceil: bool, overlap: bool | None, variant: int, key: Any) -> None:
+    """Fold or quantise and multiply in one or two launches, and keep them as a plan under `key` where there is one."""
+    raw, small, direct = isinstance(a, torch.Tensor), variant >= SMALL, isinstance(a, Folded)
+    rows, scales = (a, None) if raw else a
+    for name, tensor in (("a", rows), ("w payload", w.payload), ("out", out)):
+        cuda.check_aligned(name, tensor)
     if overlap is None:
-        overlap = small or (not direct and M < OVERLAP_ROWS_PER_GROUP * E)
+        overlap = small or (not direct and len(rows) < OVERLAP_ROWS_PER_GROUP * len(w.payload))
     if not small and not direct and torch.compiler.is_compiling():
         overlap = False  # the compiler may put another launch between the two
-    source = 3 if direct else 0 if not raw else 2 if rceil else 1
+    source = cuda.FROM_MX
+    if direct or raw:
+        source = cuda.FROM_FOLDED if direct else cuda.FROM_BF16_RCEIL if rceil else cuda.FROM_BF16_FLOOR
     flags = 0 if not overlap else OVERLAP if small or direct else OVERLAP | EARLY
-    if small:
-        _gemm(rows, None if raw else a[1], w[0], w[1], ends, out, source, impl, chosen, flags)
-    else:
-        folded_a = a if isinstance(a, Folded) else _fold_rows(a, rounding, scratch, impl, overlap, out)
-        _gemm(folded_a[0], folded_a[1], w[0], w[1], ends, out, 3, impl, chosen, flags)
+    if not small and not direct:
+        rows, scales = _fold_rows(a, rceil, scratch, "cuda", overlap, out)
+    _gemm(rows, scales, w[0], w[1], ends, out, "cuda", source, variant, flags)
     # Only now: a plan is taken without any check, and the launch above has checked `scratch`.
-    if key is not None and M and E and (small or direct or scratch is not None):
-        _keep_plan(key, a, w, ends, out, scratch, source, chosen, flags)
-    return out
+    if key is not None and out.numel() and len(w.payload) and (small or direct or scratch is not None):
+        _keep_plan(key, a, w, ends, out, scratch, source, variant, flags)
 
 
 _PLANS: dict[Any, tuple[Any, int]] = {}
@@ -298,31 +249,14 @@ def _plan_key(a: Any, w: Any, ends: Any, out: Any, scratch: Any, *options: Any) 
     return tuple(facts)
 
 
-def _keep_plan(key: Any, a, w, ends, out, scratch, source: int, chosen: int, flags: int) -> None:
-    from moe_kernels.mxfp8 import cuda
-
-    lib, plan = cuda.library(), cuda.Plan()
-    (E, N, K), M = w.payload.shape, out.shape[0]
-    rows, scale = (a, None) if isinstance(a, torch.Tensor) else a
-
-    def address(t: torch.Tensor | None) -> int | None:
-        return None if t is None else t.data_ptr()
-
-    with on_device(out):
-        if chosen < SMALL and source != 3:
-            kept = (address(scratch[0]), address(scratch[1]))
-            release = RELEASE if flags & OVERLAP else 0
-            status = lib.mx_rows_launch(
-                address(rows), address(scale), *kept, None, M, K, source, 1, release, None, plan.handle
-            )
-            cuda.check(status, "MXFP8 row kernel")
-            rows, scale = scratch
-        head = (*map(address, (rows, scale, w[0], w[1], ends, out)), M, N, K, E)
-        if chosen >= SMALL:
-            status = lib.mx_small_launch(*head, source, chosen - SMALL, flags, None, plan.handle)
-        else:
-            status = lib.mx_big_launch(*head, chosen, flags, None, plan.handle)
-    cuda.check(status, "MXFP8 grouped GEMM")
+def _keep_plan(key: Any, a, w, ends, out, scratch, source: int, variant: int, flags: int) -> None:
+    plan = cuda.Plan()
+    rows, scales = (a, None) if isinstance(a, torch.Tensor) else a
+    if variant < SMALL and source != cuda.FROM_FOLDED:
+        target, release = 1, RELEASE if flags & OVERLAP else 0
+        cuda.rows(rows, scales, scratch[0], scratch[1], None, source, target, release, plan)
+        rows, scales = scratch
+    cuda.grouped_gemm(rows, scales, w[0], w[1], ends, out, source, variant, flags, plan)
     if len(_PLANS) >= _MOST_PLANS:
         _PLANS.clear()
     _PLANS[key] = plan, out.get_device()
@@ -364,24 +298,14 @@ def prepare(
 
 
 def _fold_rows(
-    a: MX | torch.Tensor, rounding: str, scratch: Folded | None, impl: str, overlap: bool, out: torch.Tensor
+    a: MX | torch.Tensor, rceil: bool, scratch: Folded | None, impl: str, overlap: bool, out: torch.Tensor
 ) -> Folded:
     """Fold or quantise rows in a launch that lets the GEMM after it start early."""
     raw = isinstance(a, torch.Tensor)
-    rows = a if raw else a.payload
-    payload, scale = new_rows(rows.shape[0], rows.shape[1], "folded", rows.device, scratch)
-    if scratch is not None and (share_memory(out, payload) or share_memory(rows, payload)):
+    rows, scales = (a, None) if raw else a
+    pair = new_rows(rows.shape[0], rows.shape[1], "folded", rows.device, scratch)
+    if scratch is not None and (share_memory(out, pair[0]) or share_memory(rows, pair[0])):
         raise ValueError("scratch must not share memory with out or a")
-    run_rows(
-        rows,
-        None if raw else a.scales,
-        payload,
-        scale,
-        None,
-        1 if raw else 0,
-        1,
-        is_rceil(rounding),
-        impl,
-        RELEASE if overlap else 0,
-    )
-    return Folded(payload, scale)
+    source, target = FROM_FLOAT if raw else FROM_MX, 1
+    run_rows(rows, scales, *pair, None, source, target, rceil, impl, RELEASE if overlap else 0)
+    return Folded(*pair)

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import torch
 
+from moe_kernels import _compat
+from moe_kernels._launch import on_device
+
 _HERE = Path(__file__).parent
 _SOURCES = ("cuda.cu", "launch.cuh", "ptx.cuh", "rows.cuh", "wgmma_e4m3.cuh")
 _FLAGS = (
@@ -26,7 +29,14 @@ _FLAGS = (
 )
 
 FROM_MX, FROM_BF16_FLOOR, FROM_BF16_RCEIL, FROM_FOLDED = 0, 1, 2, 3
-TO_CANONICAL, TO_FOLDED, TO_ROW_SCALED = 0, 1, 2
+"""What the rows are that a launch reads."""
+OVERLAP, RELEASE, EARLY = 1, 2, 4
+"""Flags of a launch. OVERLAP: start while the launch before drains. RELEASE: a row kernel lets the launch after it
+start early. EARLY: the large GEMM reads weights and group ends before the launch before it has ended, which is right
+only after a row kernel of our own, which starts when all before it have ended and writes neither."""
+SMALL, TWO_BLOCKS = 1000, 100
+"""Variants of the GEMM: 0 to 3 as listed in cuda.cu's `mx_big_launch`; SMALL + token columns (8, 16, 32, 64), plus
+TWO_BLOCKS for two blocks on each multiprocessor."""
 
 
 def available(device: torch.device | None = None) -> bool:
@@ -128,3 +138,65 @@ def check(status: int, what: str) -> None:
     """Raise RuntimeError where a launcher returned an error."""
     if status:
         raise RuntimeError(f"{what} failed: {_MEANING.get(status, f'CUDA error {status}')}")
+
+
+def check_aligned(name: str, tensor: torch.Tensor) -> None:
+    """Raise ValueError for an address between multiples of 16 bytes, which would end the process's use of the GPU: the
+    kernels move 16 at a time. The compiler's tensors have no address."""
+    if not torch.compiler.is_compiling() and tensor.data_ptr() % 16:
+        raise ValueError(
+            f"impl='cuda' needs {name} to start at a multiple of 16 bytes; got {tensor.data_ptr() % 16} bytes past one"
+        )
+
+
+def _addresses(*tensors: torch.Tensor | None) -> list[int | None]:
+    return [None if t is None else t.data_ptr() for t in tensors]
+
+
+def _target(out: torch.Tensor, plan: Plan | None) -> tuple[int | None, int | None]:
+    return (_compat.current_stream_address(out.device.index), None) if plan is None else (None, plan.handle)
+
+
+def rows(
+    x: torch.Tensor,
+    scales: torch.Tensor | None,
+    out: torch.Tensor,
+    out_scales: torch.Tensor,
+    wide: torch.Tensor | None,
+    source: int,
+    target: int,
+    flags: int,
+    plan: Plan | None = None,
+) -> None:
+    """Convert rows to out [M, K] on the current stream of its device, or keep the launch in `plan`."""
+    check_aligned("the rows", x)
+    check_aligned("out payload", out)
+    if len(out):
+        with on_device(out):
+            head = _addresses(x, scales, out, out_scales, wide)
+            status = library().mx_rows_launch(*head, *out.shape, source, target, flags, *_target(out, plan))
+        check(status, "MXFP8 row kernel")
+
+
+def grouped_gemm(
+    a: torch.Tensor,
+    a_scales: torch.Tensor | None,
+    w: torch.Tensor,
+    w_scales: torch.Tensor,
+    ends: torch.Tensor,
+    out: torch.Tensor,
+    source: int,
+    variant: int,
+    flags: int,
+    plan: Plan | None = None,
+) -> None:
+    """Multiply rows [M, K] and folded weights [E, N, K] into out [M, N], on the current stream of its device, or keep
+    the launch in `plan`."""
+    E, N, K = w.shape
+    head = (*_addresses(a, a_scales, w, w_scales, ends, out), len(a), N, K, E)
+    with on_device(out):
+        if variant >= SMALL:
+            status = library().mx_small_launch(*head, source, variant - SMALL, flags, *_target(out, plan))
+        else:
+            status = library().mx_big_launch(*head, variant, flags, *_target(out, plan))
+    check(status, "MXFP8 grouped GEMM")

@@ -118,8 +118,7 @@ def grouped_gemm(a_MK: torch.Tensor, w_ENK: torch.Tensor, ends: torch.Tensor) ->
     return out
 
 
-def swiglu_quantize(h_M2F: torch.Tensor, rounding: str = "floor") -> tuple[torch.Tensor, torch.Tensor]:
-    """Return quantize(silu(gate) * up), gate first. h: [M, 2F] -> payload [M, F], scales [M, F/32]. The product is
-    rounded to BF16 first."""
+def swiglu(h_M2F: torch.Tensor) -> torch.Tensor:
+    """Return silu(gate) * up, gate first, rounded to BF16. h: [M, 2F] -> [M, F]."""
     gate, up = h_M2F.to(torch.float32).chunk(2, dim=-1)
-    return quantize((torch.nn.functional.silu(gate) * up).to(torch.bfloat16), rounding)
+    return (torch.nn.functional.silu(gate) * up).to(torch.bfloat16)

@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 
 from moe_kernels import _compat
+from moe_kernels._launch import cdiv, next_power_of_two, on_device
 
-FROM_MX, FROM_FLOAT, FROM_SWIGLU = 0, 1, 2
-TO_CANONICAL, TO_FOLDED, TO_ROW = 0, 1, 2
+INTEGERS = {torch.float8_e4m3fn: torch.uint8, torch.bfloat16: torch.int16}
+"""Dtypes whose bits a kernel reads as integers."""
 ROWS, SPAN = 4, 512
 
 
@@ -167,40 +168,32 @@ def rows(
     scales: torch.Tensor | None,
     out: torch.Tensor,
     out_scales: torch.Tensor,
-    *,
+    wide: torch.Tensor | None,
     source: int,
     target: int,
     rceil: bool,
-    wide: torch.Tensor | None = None,
 ) -> None:
     """Convert rows: MX, float or SwiGLU input -> canonical, folded or row-scaled E4M3. Shapes as in the api."""
     M, K = out.shape
     if M == 0:
         return
-    raw = x.view(torch.uint8) if source == FROM_MX else _raw(x)
-    _rows_kernel[(triton.cdiv(M, ROWS),)](
-        raw,
-        raw if scales is None else scales,
-        out.view(torch.uint8),
-        out_scales,
-        out_scales if wide is None else wide,
-        M,
-        K,
-        SRC=source,
-        TGT=target,
-        RCEIL=rceil,
-        COUNT=wide is not None,
-        R=ROWS,
-        S=min(SPAN, _power_of_two(K)),
-    )
-
-
-def _raw(x: torch.Tensor) -> torch.Tensor:
-    return x.view(torch.int16) if x.dtype is torch.bfloat16 else x
-
-
-def _power_of_two(n: int) -> int:
-    return max(32, 1 << (n - 1).bit_length())
+    raw = x.view(INTEGERS.get(x.dtype, x.dtype))
+    with on_device(out):
+        _rows_kernel[(cdiv(M, ROWS),)](
+            raw,
+            raw if scales is None else scales,
+            out.view(torch.uint8),
+            out_scales,
+            out_scales if wide is None else wide,
+            M,
+            K,
+            SRC=source,
+            TGT=target,
+            RCEIL=rceil,
+            COUNT=wide is not None,
+            R=ROWS,
+            S=min(SPAN, max(32, next_power_of_two(K))),
+        )
 
 
 @triton.jit
@@ -281,24 +274,24 @@ def grouped_gemm(
     interpreted = _compat.interpreter_active()
     folded = a_scales.dim() == 1
     bm, bn, bk = (16, 32, 64) if interpreted else (64, 128, 128) if folded else (64, 128, 64)
-    grid = ((triton.cdiv(M, bm) + E) * triton.cdiv(N, bn),)
-    _mxfp8_gemm_kernel[grid](
-        a.view(torch.uint8),
-        a_scales,
-        w.view(torch.uint8),
-        w_scales,
-        ends,
-        out,
-        M,
-        N,
-        K,
-        E,
-        FOLDED=folded,
-        NATIVE=not interpreted,
-        WIDE=tl.float32 if interpreted else tl.bfloat16,
-        BM=bm,
-        BN=bn,
-        BK=bk,
-        num_warps=4,
-        num_stages=3 if folded else 2,
-    )
+    with on_device(out):
+        _mxfp8_gemm_kernel[((cdiv(M, bm) + E) * cdiv(N, bn),)](
+            a.view(torch.uint8),
+            a_scales,
+            w.view(torch.uint8),
+            w_scales,
+            ends,
+            out,
+            M,
+            N,
+            K,
+            E,
+            FOLDED=folded,
+            NATIVE=not interpreted,
+            WIDE=tl.float32 if interpreted else tl.bfloat16,
+            BM=bm,
+            BN=bn,
+            BK=bk,
+            num_warps=4,
+            num_stages=3 if folded else 2,
+        )
