@@ -106,7 +106,7 @@ def test_operator_schemas_state_what_they_mutate(name, device):
         ),
         "mxfp8_grouped_gemm": (
             e4m3, torch.full((4,), 127, **byte), weights, torch.full((2, 32), 127, **byte), ends,
-            torch.zeros(4, 32, device=device), 3, "triton", 0, 0,
+            torch.zeros(4, 32, device=device), "triton", 3, 0, 0,
         ),
         "swiglu": (a, offsets, torch.zeros(9, 4, device=device)),
         "swiglu_backward": (a, torch.randn(9, 4, device=device), offsets, torch.zeros(9, 8, device=device)),

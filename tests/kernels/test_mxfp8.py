@@ -114,7 +114,7 @@ def test_rows_of_any_width(device, k):
         assert same_bytes(got[0], want[0]) and torch.equal(got[1], want[1])
 
 
-@pytest.mark.parametrize("target", ["canonical", "folded"])
+@pytest.mark.parametrize("target", ["canonical", "folded", "row"])
 def test_swiglu_fused_with_quantisation(device, target):
     h = torch.randn(9, 128, device=device).bfloat16()
     want = mxfp8.swiglu_quantize(h, target=target, impl="reference")

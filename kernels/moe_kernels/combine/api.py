@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from moe_kernels._launch import FLOATS, check_no_grad, check_tensor, resolve_impl
+from moe_kernels.combine import reference
 from moe_kernels.peers import PeerTable, check_maps, check_peers, check_table
 
 
@@ -46,13 +47,14 @@ def combine(
         check_tensor("out", out, shape=(tokens, peers.width), dtypes=(peers.dtype,), device=device, contiguous=True)
     check_no_grad("combine", weights, out)
     if resolve_impl(impl, device, ("triton", "reference")) == "reference":
-        from moe_kernels.combine import reference
-
         result = reference.combine(peers.tensors, dst_rank, dst_row, weights)
         return result if out is None else out.copy_(result)
     from moe_kernels.combine import triton as backend
 
-    return backend.combine(peers, dst_rank, dst_row, weights, out)
+    if out is None:
+        out = torch.empty(tokens, peers.width, dtype=peers.dtype, device=device)
+    backend.combine(peers, dst_rank, dst_row, weights, out)
+    return out
 
 
 def combine_backward(
@@ -89,9 +91,9 @@ def combine_backward(
     shape = tuple(dst_row.shape)
     check_tensor("weights", weights, shape=shape, dtypes=FLOATS, device=grad.device, contiguous=True)
     if resolve_impl(impl, grad.device, ("triton", "reference")) == "reference":
-        from moe_kernels.combine import reference
-
         return reference.combine_backward(grad, peers.tensors, dst_rank, dst_row, weights, grad_peers.tensors)
     from moe_kernels.combine import triton as backend
 
-    return backend.combine_backward(grad, peers, dst_rank, dst_row, weights, grad_peers)
+    d_weights = torch.empty_like(weights)
+    backend.combine_backward(grad, peers, dst_rank, dst_row, weights, grad_peers, d_weights)
+    return d_weights

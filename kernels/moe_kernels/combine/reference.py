@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from moe_kernels.dispatch.reference import dispatch
+
 
 def _gather(
     peers: Sequence[torch.Tensor], rank_T: torch.Tensor, row_T: torch.Tensor, wide: torch.dtype
@@ -41,8 +43,6 @@ def combine_backward(
     grad_peers: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     """Write grad * weight to each route's row of `grad_peers`; return the weights' gradient [T, K]."""
-    from moe_kernels.dispatch.reference import dispatch
-
     wide = torch.promote_types(grad_TD.dtype, torch.float32)
     grads = []
     for k in range(dst_row_TK.shape[1]):

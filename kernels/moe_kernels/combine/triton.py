@@ -85,9 +85,10 @@ def _combine_backward_kernel(
 
 
 @compile_boundary
-def _combine(
-    out: torch.Tensor, dst_rank: torch.Tensor, dst_row: torch.Tensor, ptrs: torch.Tensor, weights: torch.Tensor | None
+def combine(
+    peers: PeerTable, dst_rank: torch.Tensor, dst_row: torch.Tensor, weights: torch.Tensor | None, out: torch.Tensor
 ) -> None:
+    """Gather and add K rows a token into out [T, D]."""
     tokens, width = out.shape
     if tokens == 0 or width == 0:
         return
@@ -96,7 +97,7 @@ def _combine(
             out,
             dst_rank,
             dst_row,
-            ptrs,
+            peers.ptrs,
             weights if weights is not None else out,
             D=width,
             K=dst_row.shape[1],
@@ -108,15 +109,16 @@ def _combine(
 
 
 @compile_boundary
-def _combine_backward(
+def combine_backward(
     grad: torch.Tensor,
-    ptrs: torch.Tensor,
+    peers: PeerTable,
     dst_rank: torch.Tensor,
     dst_row: torch.Tensor,
     weights: torch.Tensor,
-    grad_ptrs: torch.Tensor,
+    grad_peers: PeerTable,
     d_weights: torch.Tensor,
 ) -> None:
+    """Store gradients of the rows into `grad_peers`, and the weights' gradient into d_weights [T, K]."""
     tokens, width = grad.shape
     top_k = dst_row.shape[1]
     if tokens == 0 or top_k == 0:
@@ -128,8 +130,8 @@ def _combine_backward(
             d_weights,
             dst_rank,
             dst_row,
-            ptrs,
-            grad_ptrs,
+            peers.ptrs,
+            grad_peers.ptrs,
             weights,
             D=width,
             K=top_k,
@@ -139,31 +141,3 @@ def _combine_backward(
             STAGES=BACKWARD_STAGES,
             num_warps=4,
         )
-
-
-def combine(
-    peers: PeerTable,
-    dst_rank: torch.Tensor,
-    dst_row: torch.Tensor,
-    weights: torch.Tensor | None,
-    out: torch.Tensor | None,
-) -> torch.Tensor:
-    """Gather and add K rows a token into out [T, D]."""
-    if out is None:
-        out = torch.empty(dst_row.shape[0], peers.width, dtype=peers.dtype, device=dst_row.device)
-    _combine(out, dst_rank, dst_row, peers.ptrs, weights)
-    return out
-
-
-def combine_backward(
-    grad: torch.Tensor,
-    peers: PeerTable,
-    dst_rank: torch.Tensor,
-    dst_row: torch.Tensor,
-    weights: torch.Tensor,
-    grad_peers: PeerTable,
-) -> torch.Tensor:
-    """Store gradients of the rows into `grad_peers`; return the weights' gradient [T, K]."""
-    d_weights = torch.empty_like(weights)
-    _combine_backward(grad, peers.ptrs, dst_rank, dst_row, weights, grad_peers.ptrs, d_weights)
-    return d_weights

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from moe_kernels._launch import FLOATS, check_no_grad, check_tensor, resolve_impl
+from moe_kernels.dispatch import reference
 from moe_kernels.peers import PeerTable, check_maps, check_peers, check_table
 
 
@@ -43,8 +44,6 @@ def dispatch(
         check_tensor("weights", weights, shape=shape, dtypes=FLOATS, device=x.device, contiguous=True)
     check_no_grad("dispatch", x, weights)
     if resolve_impl(impl, x.device, ("triton", "reference")) == "reference":
-        from moe_kernels.dispatch import reference
-
         reference.dispatch(x, dst_rank, dst_row, peers.tensors, weights)
         return
     from moe_kernels.dispatch import triton as backend

@@ -42,9 +42,10 @@ def _dispatch_kernel(
 
 
 @compile_boundary
-def _dispatch(
-    x: torch.Tensor, dst_rank: torch.Tensor, dst_row: torch.Tensor, ptrs: torch.Tensor, weights: torch.Tensor | None
+def dispatch(
+    x: torch.Tensor, dst_rank: torch.Tensor, dst_row: torch.Tensor, peers: PeerTable, weights: torch.Tensor | None
 ) -> None:
+    """Store rows of x [T, D] into the peers' buffers."""
     tokens, width = x.shape
     top_k = dst_row.shape[1]
     if tokens == 0 or top_k == 0 or width == 0:
@@ -54,7 +55,7 @@ def _dispatch(
             x,
             dst_rank,
             dst_row,
-            ptrs,
+            peers.ptrs,
             weights if weights is not None else x,
             D=width,
             K=top_k,
@@ -63,10 +64,3 @@ def _dispatch(
             ALIGNED=width * x.element_size() % 16 == 0,
             num_warps=4,
         )
-
-
-def dispatch(
-    x: torch.Tensor, dst_rank: torch.Tensor, dst_row: torch.Tensor, peers: PeerTable, weights: torch.Tensor | None
-) -> None:
-    """Store rows of x [T, D] into the peers' buffers."""
-    _dispatch(x, dst_rank, dst_row, peers.ptrs, weights)

@@ -16,6 +16,7 @@ from moe_kernels._launch import (
 )
 
 IMPLS = ("triton", "torch", "host_loop", "reference")
+TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def grouped_gemm(
@@ -43,17 +44,11 @@ def grouped_gemm(
     check_no_grad("grouped_gemm", a, b)
     if 1 not in b.stride()[1:] and min(b.shape) > 1:
         raise ValueError(f"b: one of its last two strides must be 1; got strides {tuple(b.stride())}")
-    if out is None:
-        if impl == "torch":
-            return _torch(a, b, offsets)
-        out = a.new_empty(a.shape[0], b.shape[2])
-    else:
-        check_tensor("out", out, shape=(a.shape[0], b.shape[2]), dtypes=(a.dtype,), device=a.device, contiguous=True)
-        check_no_grad("out=", out)
-        _check_own(out, a, b)
     if impl == "torch":
-        raise ValueError("impl='torch' cannot write into out=; use impl='triton'")
-    return _backend(impl).grouped_gemm(a, b, offsets, out)
+        return _torch(a, b, offsets, out)
+    out = _own_or_new(out, (a.shape[0], b.shape[2]), a, b)
+    _backend(impl).grouped_gemm(a, b, offsets, out)
+    return out
 
 
 def grouped_gemm_wgrad(
@@ -76,18 +71,11 @@ def grouped_gemm_wgrad(
     impl = _check(a, offsets, impl)
     check_tensor("grad", grad, shape=(a.shape[0], None), dtypes=(a.dtype,), device=a.device, contiguous=True)
     check_no_grad("grouped_gemm_wgrad", a, grad)
-    if out is None:
-        if impl == "torch":
-            return _torch(a.t(), grad, offsets)
-        out = a.new_empty(offsets.shape[0], a.shape[1], grad.shape[1])
-    else:
-        shape = (offsets.shape[0], a.shape[1], grad.shape[1])
-        check_tensor("out", out, shape=shape, dtypes=(a.dtype,), device=a.device, contiguous=True)
-        check_no_grad("out=", out)
-        _check_own(out, a, grad)
     if impl == "torch":
-        raise ValueError("impl='torch' cannot write into out=; use impl='triton'")
-    return _backend(impl).grouped_gemm_wgrad(a, grad, offsets, out)
+        return _torch(a.t(), grad, offsets, out)
+    out = _own_or_new(out, (offsets.shape[0], a.shape[1], grad.shape[1]), a, grad)
+    _backend(impl).grouped_gemm_wgrad(a, grad, offsets, out)
+    return out
 
 
 def grouped_linear(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, *, impl: str | None = None) -> torch.Tensor:
@@ -99,16 +87,26 @@ def _check(a: torch.Tensor, offsets: torch.Tensor, impl: str | None) -> str:
     check_tensor("a", a, shape=(None, None), dtypes=FLOATS, contiguous=True)
     check_tensor("offsets", offsets, shape=(None,))
     check_offsets(offsets, offsets.shape[0], a.device)
-    return resolve_impl(impl, a.device, IMPLS)
+    impl = resolve_impl(impl, a.device, IMPLS)
+    if impl == "triton" and a.dtype not in TRITON_DTYPES:
+        raise TypeError(f"impl='triton' takes bfloat16, float16 or float32; got {a.dtype}")
+    return impl
 
 
-def _check_own(out: torch.Tensor, *inputs: torch.Tensor) -> None:
-    for tensor in inputs:
-        if share_memory(out, tensor):
-            raise ValueError("out: expected memory of its own, got that of an input, which other tiles still read")
+def _own_or_new(out: torch.Tensor | None, shape: tuple[int, ...], *inputs: torch.Tensor) -> torch.Tensor:
+    a = inputs[0]
+    if out is None:
+        return a.new_empty(shape)
+    check_tensor("out", out, shape=shape, dtypes=(a.dtype,), device=a.device, contiguous=True)
+    check_no_grad("out=", out)
+    if any(share_memory(out, tensor) for tensor in inputs):
+        raise ValueError("out: expected memory of its own, got that of an input, which other tiles still read")
+    return out
 
 
-def _torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+def _torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    if out is not None:
+        raise ValueError("impl='torch' cannot write into out=; use impl='triton'")
     if not _compat.torch_grouped_mm_is_device_scheduled(a.device, a.dtype):
         raise RuntimeError(
             f"impl='torch': for {a.dtype} on {a.device} torch's grouped product copies the offsets to the host; "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 
-def grouped_gemm(a_MK: torch.Tensor, b_LKN: torch.Tensor, offsets: torch.Tensor, out_MN: torch.Tensor) -> torch.Tensor:
+def grouped_gemm(a_MK: torch.Tensor, b_LKN: torch.Tensor, offsets: torch.Tensor, out_MN: torch.Tensor) -> None:
     """As the reference, in the operands' own precision; the host waits once per expert."""
     start = 0
     for group in range(b_LKN.shape[0]):
@@ -16,12 +16,9 @@ def grouped_gemm(a_MK: torch.Tensor, b_LKN: torch.Tensor, offsets: torch.Tensor,
         if end > start:
             torch.mm(a_MK[start:end], b_LKN[group], out=out_MN[start:end])
         start = end
-    return out_MN
 
 
-def grouped_gemm_wgrad(
-    a_MK: torch.Tensor, grad_MN: torch.Tensor, offsets: torch.Tensor, out_LKN: torch.Tensor
-) -> torch.Tensor:
+def grouped_gemm_wgrad(a_MK: torch.Tensor, grad_MN: torch.Tensor, offsets: torch.Tensor, out_LKN: torch.Tensor) -> None:
     """As the reference, in the operands' own precision; the host waits once per expert."""
     start = 0
     for group in range(out_LKN.shape[0]):
@@ -31,4 +28,3 @@ def grouped_gemm_wgrad(
         else:
             out_LKN[group].zero_()
         start = end
-    return out_LKN

@@ -19,8 +19,6 @@ from moe_kernels import _compat
 from moe_kernels._launch import compile_safe, grid_size, next_power_of_two, on_device
 from moe_kernels._prepared import prepared
 
-TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
 
 @triton.jit
 def _dot(a, b, acc, CAST: tl.constexpr):
@@ -209,7 +207,8 @@ def _descriptor(tensor: torch.Tensor, block: list[int]) -> TensorDescriptor:
 
 
 @compile_safe("grouped_gemm", mutates=("out",))
-def _grouped_gemm(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
+def grouped_gemm(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
+    """Write a [M, K] @ b [L, K, N] group by group to out [M, N]."""
     rows, K = a.shape
     groups, _, N = b.shape
     if rows == 0 or N == 0 or groups == 0:
@@ -245,7 +244,8 @@ def _grouped_gemm(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: 
 
 
 @compile_safe("grouped_gemm_wgrad", mutates=("out",))
-def _grouped_gemm_wgrad(a: torch.Tensor, grad: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
+def grouped_gemm_wgrad(a: torch.Tensor, grad: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
+    """Write a^T @ grad of each group to out [L, K, N]."""
     groups, K, N = out.shape
     if out.numel() == 0:
         return
@@ -271,22 +271,3 @@ def _grouped_gemm_wgrad(a: torch.Tensor, grad: torch.Tensor, offsets: torch.Tens
             num_warps=warps,
             num_stages=stages,
         )
-
-
-def _check_dtype(tensor: torch.Tensor) -> None:
-    if tensor.dtype not in TRITON_DTYPES:
-        raise TypeError(f"impl='triton' takes bfloat16, float16 or float32; got {tensor.dtype}")
-
-
-def grouped_gemm(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Write a [M, K] @ b [L, K, N] group by group to out [M, N]."""
-    _check_dtype(a)
-    _grouped_gemm(a, b, offsets, out)
-    return out
-
-
-def grouped_gemm_wgrad(a: torch.Tensor, grad: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Write a^T @ grad of each group to out [L, K, N]."""
-    _check_dtype(a)
-    _grouped_gemm_wgrad(a, grad, offsets, out)
-    return out

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from moe_kernels._launch import check_int, check_tensor, resolve_impl
+from moe_kernels.route_map import reference
 
 INDEX_LIMIT = 2**31 - 1
 
@@ -98,10 +99,7 @@ def route_map(
         raise ValueError(f"capacity must be 1 to {INDEX_LIMIT} (rows are int32); got {capacity}")
     if expert_index.numel() > INDEX_LIMIT:
         raise ValueError(f"expert_index must have at most {INDEX_LIMIT} routes; got {expert_index.numel()}")
-    impl = resolve_impl(impl, expert_index.device, ("triton", "reference"))
-    if impl == "reference":
-        from moe_kernels.route_map import reference
-
+    if resolve_impl(impl, expert_index.device, ("triton", "reference")) == "reference":
         return RouteMap(*reference.route_map(expert_index, counts, rank, capacity))
     from moe_kernels.route_map import triton as backend
 

@@ -8,6 +8,7 @@ import torch
 
 from moe_kernels._launch import FLOATS, check_int, check_tensor, resolve_impl
 from moe_kernels.router import logits as fp32_logits
+from moe_kernels.router import reference
 
 GROUP_LIMIT = 65535
 GATINGS = ("softmax", "sigmoid")
@@ -145,8 +146,6 @@ def route_logits(
         # The sequences are the second dimension of the launch grid.
         raise ValueError(f"impl='triton' takes at most {GROUP_LIMIT} sequences a call; got {groups}")
     if impl == "reference" or tokens == 0:  # no tokens, no launch: empty results with their graph come from PyTorch
-        from moe_kernels.router import reference
-
         return RouterOutput(*reference.router(logits, top_k, gating, normalize, restore_scale, mode, groups, noise))
     from moe_kernels.router import triton as backend
 

@@ -210,16 +210,7 @@ def _shape(experts: int, top_k: int, tile: int) -> tuple[int, int, int]:
     return max(1, min(32, tile // block_e)), block_e, next_power_of_two(top_k)
 
 
-def _forward_fake(
-    logits: torch.Tensor,
-    noise: torch.Tensor | None,
-    top_k: int,
-    sigmoid: bool,
-    uniform: bool,
-    normalize: bool,
-    scale: float,
-    groups: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _forward_fake(logits, noise, top_k, sigmoid, uniform, normalize, scale, groups):
     tokens, experts = logits.shape
     return (
         logits.new_empty(tokens, top_k),
@@ -295,23 +286,7 @@ def _forward(
     return outputs
 
 
-def _backward_fake(
-    logits: torch.Tensor,
-    weights: torch.Tensor,
-    index: torch.Tensor,
-    denominator: torch.Tensor,
-    share: torch.Tensor,
-    d_weights: torch.Tensor,
-    d_lbl: torch.Tensor,
-    d_z: torch.Tensor,
-    sigmoid: bool,
-    normalize: bool,
-    scale: float,
-) -> torch.Tensor:
-    return torch.empty_like(logits)
-
-
-@compile_safe("router_backward", mutates=(), fake=_backward_fake)
+@compile_safe("router_backward", mutates=(), fake=lambda logits, *others: torch.empty_like(logits))
 def _backward(
     logits: torch.Tensor,
     weights: torch.Tensor,

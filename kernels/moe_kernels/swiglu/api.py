@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from moe_kernels._launch import FLOATS, check_first_order, check_no_grad, check_tensor, resolve_impl
+from moe_kernels.swiglu import reference
 
 
 def _check(h: torch.Tensor, offsets: torch.Tensor) -> None:
@@ -73,22 +74,20 @@ def swiglu_backward(
         check_tensor("out", out, shape=tuple(h.shape), dtypes=(h.dtype,), device=h.device, contiguous=True)
     check_no_grad("swiglu_backward", h, grad, out)
     if impl == "reference":
-        from moe_kernels.swiglu import reference
-
         return reference.swiglu_backward(h, grad, _host_valid(offsets, h.shape[0]), out)
     from moe_kernels.swiglu import triton as backend
 
-    return backend.swiglu_backward(h, grad, offsets, out)
+    backend.swiglu_backward(h, grad, offsets, out)
+    return out
 
 
 def _forward(h: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor, impl: str) -> torch.Tensor:
     if impl == "reference":
-        from moe_kernels.swiglu import reference
-
         return reference.swiglu(h, _host_valid(offsets, h.shape[0]), out)
     from moe_kernels.swiglu import triton as backend
 
-    return backend.swiglu(h, offsets, out)
+    backend.swiglu(h, offsets, out)
+    return out
 
 
 class _SwiGLU(torch.autograd.Function):

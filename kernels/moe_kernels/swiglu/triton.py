@@ -55,45 +55,27 @@ def _swiglu_backward_kernel(
         tl.store(out_ptr + at + F, (grad * gate * s).to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def _blocks(F: int) -> tuple[int, int]:
+def _launch(kernel, h: torch.Tensor, offsets: torch.Tensor, *others: torch.Tensor) -> None:
+    """Launch one of the two kernels over h [C, 2F] and `others`, in the kernel's order."""
+    rows, F = h.shape[0], h.shape[1] // 2
+    if rows == 0:
+        return
     even = F & -F
     block_f = min(even, 512) if even >= 64 else min(next_power_of_two(F), 512)
-    return max(1, TILE // block_f), block_f
+    block_r = max(1, TILE // block_f)
+    with on_device(h):
+        grid = (min(cdiv(rows, block_r) * cdiv(F, block_f), grid_size(h.device, PROGRAMS_PER_SM)),)
+        last = offsets.shape[0] - 1
+        kernel[grid](h, *others, offsets, last, rows, F=F, BLOCK_R=block_r, BLOCK_F=block_f, num_warps=4)
 
 
 @compile_safe("swiglu", mutates=("out",))
-def _swiglu(h: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
-    rows, F = h.shape[0], h.shape[1] // 2
-    if rows == 0:
-        return
-    block_r, block_f = _blocks(F)
-    with on_device(h):
-        grid = (min(cdiv(rows, block_r) * cdiv(F, block_f), grid_size(h.device, PROGRAMS_PER_SM)),)
-        last = offsets.shape[0] - 1
-        _forward_kernel[grid](h, out, offsets, last, rows, F=F, BLOCK_R=block_r, BLOCK_F=block_f, num_warps=4)
+def swiglu(h: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
+    """Write the activation of the valid rows of h [C, 2F] to out [C, F]."""
+    _launch(_forward_kernel, h, offsets, out)
 
 
 @compile_safe("swiglu_backward", mutates=("out",))
-def _swiglu_backward(h: torch.Tensor, grad: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
-    rows, F = h.shape[0], h.shape[1] // 2
-    if rows == 0:
-        return
-    block_r, block_f = _blocks(F)
-    with on_device(h):
-        grid = (min(cdiv(rows, block_r) * cdiv(F, block_f), grid_size(h.device, PROGRAMS_PER_SM)),)
-        last = offsets.shape[0] - 1
-        _swiglu_backward_kernel[grid](
-            h, grad, out, offsets, last, rows, F=F, BLOCK_R=block_r, BLOCK_F=block_f, num_warps=4
-        )
-
-
-def swiglu(h: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Write the activation of the valid rows of h [C, 2F] to out [C, F]."""
-    _swiglu(h, offsets, out)
-    return out
-
-
-def swiglu_backward(h: torch.Tensor, grad: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+def swiglu_backward(h: torch.Tensor, grad: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
     """Write the gradient of the valid rows to out [C, 2F], which may be h."""
-    _swiglu_backward(h, grad, offsets, out)
-    return out
+    _launch(_swiglu_backward_kernel, h, offsets, grad, out)
