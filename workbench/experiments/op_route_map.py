@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
 
-from workbench.core.experiment import Check, Experiment, Result
-from workbench.measure.sheet import Case, OpSheetParams, measure_sheet
+from workbench.core.experiment import Check, Result
+from workbench.measure.sheet import Case, OpSheetParams
 from workbench.models import moe_cost
-from workbench.views.sheet import draw_sheet, label, rows_of
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from workbench.views.sheet import IMPLS, label, op_sheet, rows_of
 
 LEAST_US = 30.0
 
 
-def measure(params: OpSheetParams, recorder: Any) -> list[dict[str, Any]]:
-    """Time the maps of one rank among 1 and 8, and the torch reference."""
+def cases(params: OpSheetParams) -> list[Case]:
+    """The maps of one rank among 1 and 8, and the torch reference."""
     import torch
     from moe_kernels.route_map import capacity_rows, route_map
 
-    torch.manual_seed(params.seed)
-    logits = torch.randn(params.tokens, params.experts, device="cuda")
-    experts = logits.topk(params.top_k).indices.int()
-    counts = experts.flatten().bincount(minlength=params.experts)
-    capacity = capacity_rows(params.tokens, params.top_k, 1.25)
-    cases = []
-    for ranks in (1, 8):
-        if params.experts % ranks:
-            continue
-        gathered = counts.expand(ranks, -1).contiguous()
-        for impl in ("triton", "reference"):
-            cases.append(
-                Case(
-                    "triton" if impl == "triton" else "torch operations",
-                    f"R = {ranks}",
-                    "forward",
-                    lambda impl=impl, gathered=gathered: route_map(
-                        experts, gathered, rank=0, capacity=capacity, impl=impl
-                    ),
-                    moe_cost.route_map(params.tokens, params.top_k, params.experts, ranks),
-                    copies=20,
-                )
-            )
-    return measure_sheet(cases, params, recorder)
+    T, K, E = params.tokens, params.top_k, params.experts
+    experts = torch.randn(T, E, device="cuda").topk(K).indices.int()
+    counts = experts.flatten().bincount(minlength=E)
+    mapped = partial(route_map, experts, rank=0, capacity=capacity_rows(T, K, 1.25))
+    return [
+        Case(name, f"R = {ranks}", "forward", partial(mapped, counts.expand(ranks, -1).contiguous(), impl=impl),
+             moe_cost.route_map(T, K, E, ranks), copies=20)
+        for ranks in (1, 8) if E % ranks == 0
+        for impl, name in IMPLS.items()
+    ]  # fmt: skip
 
 
 def checks(result: Result) -> list[Check]:
@@ -57,22 +40,15 @@ def checks(result: Result) -> list[Check]:
     return out
 
 
-def draw(result: Result) -> go.Figure:
-    """Draw the sheet."""
-    return draw_sheet(result, "Route map: device time", limit_us=LEAST_US)
-
-
-EXPERIMENT = Experiment(
-    slug="op_route_map",
-    group="s08_sync_free",
+EXPERIMENT = op_sheet(
+    "op_route_map",
+    cases,
+    "Route map: device time",
+    limit_us=LEAST_US,
     title="Route map: speed sheet",
     claim="Destination ranks, rows, offsets and drops are built on the device in three launches and at most 30 us.",
-    kind="measured",
     anchor="Section 8.5, Table 14",
-    params=OpSheetParams,
-    figure=draw,
     checks=checks,
-    measure=measure,
     tests=("tests/kernels/test_route_map.py",),
     recording="2026-11-29_h200_464a777",
 )

@@ -58,8 +58,12 @@ def dense_rate_TFLOPs(size: int = 8192) -> float:
     return 2 * size**3 / percentile(eager_device_us(lambda: a @ b, repeats=10), 0.5) / 1e6
 
 
-def measure_sheet(cases: Sequence[Case], params: OpSheetParams, recorder: Any) -> list[dict[str, Any]]:
-    """Time all cases in interleaved rounds and record one row each."""
+def measure_sheet(
+    cases: Callable[[OpSheetParams], Sequence[Case]], params: OpSheetParams, recorder: Any
+) -> list[dict[str, Any]]:
+    """Make the cases on inputs of the seed, time them in interleaved rounds and record one row each."""
+    import torch
+
     from workbench.measure.capture import host_waits
     from workbench.measure.timing import (
         captured_graph,
@@ -83,9 +87,11 @@ def measure_sheet(cases: Sequence[Case], params: OpSheetParams, recorder: Any) -
     )
     recorder.set("precision", activation="bfloat16", accumulation="float32", communication="none")
     recorder.set("topology", nodes=1, gpus=1)
+    recorder.set("workload", experts=params.experts, top_k=params.top_k)
     each = max(1, -(-params.repeats // ROUNDS))
     runs: dict[str, tuple[Case, Callable[[], Any], int]] = {}
-    for case in cases:
+    torch.manual_seed(params.seed)
+    for case in cases(params):
         name = f"{case.impl}, {case.shape}, {case.direction}"
         if case.waits:
             runs[name] = (case, case.call, 1)

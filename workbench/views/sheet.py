@@ -6,12 +6,43 @@ product, whichever takes longer; both ceilings are measured beside the cases, on
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.experiment import Check, Result
+from workbench.core.experiment import Check, Experiment, Result
+from workbench.measure.sheet import Case, OpSheetParams, measure_sheet
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+IMPLS = {"triton": "triton", "reference": "torch operations"}
+"""`impl=` of an op that has no library's name, and what figures call it."""
+
+
+def op_sheet(
+    slug: str,
+    cases: Callable[[OpSheetParams], Sequence[Case]],
+    heading: str,
+    *,
+    target_percent: float | None = None,
+    limit_us: float | None = None,
+    **fields: Any,
+) -> Experiment:
+    """Return the experiment that times `cases(params)` side by side.
+
+    Args:
+        cases: makes inputs and calls on this machine's GPU.
+        heading: the figure's title.
+        target_percent, limit_us: see `draw_sheet`.
+        **fields: the other fields of `Experiment`.
+    """
+
+    def draw(result: Result) -> go.Figure:
+        return draw_sheet(result, heading, target_percent, limit_us)
+
+    return Experiment(slug=slug, group="s08_sync_free", kind="measured", params=OpSheetParams, figure=draw,
+                      measure=partial(measure_sheet, cases), **fields)  # fmt: skip
 
 
 def rows_of(result: Result, **match: Any) -> list[dict[str, Any]]:
