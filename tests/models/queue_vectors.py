@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from workbench.core.files import replace_file
-from workbench.models.headroom import device_headroom, idle_intervals, readouts
+from workbench.models.headroom import blocks_ahead, device_headroom, idle_intervals, queued_blocks
 from workbench.models.submission import (
+    KINDS,
     EventRecord,
     HostWait,
     HostWork,
@@ -24,6 +25,7 @@ from workbench.models.submission import (
     RangePush,
     StreamWait,
     Submit,
+    Timeline,
     lane_name,
     program_to_json,
     simulate,
@@ -131,6 +133,46 @@ def random_program(seed: int) -> Program:
             steps.append(RangePush(f"r{i}", rng.choice(["block", "block", "microbatch"])))
             depth += 1
     return Program(tuple(steps), lead, f"random {seed}")
+
+
+def readouts(timeline: Timeline, t: float) -> dict[str, Any]:
+    """What a cursor at `t` shows: each CPU thread and device, queued operations and blocks, headroom, blocks ahead."""
+    c = timeline.columns
+    devices = sorted({device for device, _ in c.lanes})
+    positive = timeline.op_end > timeline.op_start
+    waiting = positive & (timeline.op_submitted <= t) & (t < timeline.op_start)
+    return {
+        "t": t,
+        "cpu": {str(thread): _cpu_at(timeline, thread, t) for thread in np.unique(c.thread).tolist()},
+        "gpu": {str(device): _gpu_at(timeline, device, t) for device in devices},
+        "queued_ops": int(waiting.sum()),
+        "queued_blocks": int(queued_blocks(timeline).at(t)),
+        "headroom": {str(device): device_headroom(timeline, device).at(t).item() for device in devices},
+        "blocks_ahead": int(blocks_ahead(timeline).at(t)),
+    }
+
+
+def _cpu_at(timeline: Timeline, thread: int, t: float) -> dict[str, Any]:
+    c = timeline.columns
+    inside = (c.thread == thread) & (timeline.host_start <= t) & (t < timeline.host_end)
+    if not inside.any():
+        return {"kind": "done"}
+    step = int(np.argmax(inside))
+    return {"kind": KINDS[c.kind[step]], "label": c.label[step], "step": step}
+
+
+def _gpu_at(timeline: Timeline, device: int, t: float) -> dict[str, Any]:
+    lanes = [i for i, (owner, _) in enumerate(timeline.columns.lanes) if owner == device]
+    ours = np.isin(timeline.columns.op_lane, lanes) & (timeline.op_end > timeline.op_start)
+    running = ours & (timeline.op_start <= t) & (t < timeline.op_end)
+    if running.any():
+        return {"kind": "execute", "ops": np.flatnonzero(running).tolist()}
+    later = np.flatnonzero(ours & (timeline.op_start > t))
+    if not len(later):
+        return {"kind": "done"}
+    following = int(later[np.argmin(timeline.op_start[later])])
+    reason = "submission" if timeline.op_submitted[following] > t else "dependency"
+    return {"kind": "idle", "next": following, "reason": reason}
 
 
 def expect(program: Program) -> dict[str, Any]:

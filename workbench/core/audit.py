@@ -36,33 +36,13 @@ _PACKAGES = {
 }
 # Variables that change how a step runs. Names are listed one by one: a prefix would also catch tokens and paths.
 _VARIABLES = (
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "CUDA_DEVICE_ORDER",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_MODULE_LOADING",
-    "CUDA_VISIBLE_DEVICES",
-    "MKL_NUM_THREADS",
-    "NCCL_ALGO",
-    "NCCL_CUMEM_ENABLE",
-    "NCCL_DEBUG",
-    "NCCL_IB_DISABLE",
-    "NCCL_IB_HCA",
-    "NCCL_NVLS_ENABLE",
-    "NCCL_P2P_DISABLE",
-    "NCCL_PROTO",
-    "NCCL_SOCKET_IFNAME",
-    "NVSHMEM_BOOTSTRAP",
-    "NVSHMEM_DISABLE_CUDA_VMM",
-    "NVSHMEM_HCA_LIST",
-    "NVSHMEM_REMOTE_TRANSPORT",
-    "NVSHMEM_SYMMETRIC_SIZE",
-    "OMP_NUM_THREADS",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "TORCHINDUCTOR_MAX_AUTOTUNE",
-    "TORCH_NCCL_AVOID_RECORD_STREAMS",
-    "TRITON_INTERPRET",
-)
+    "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING",
+    "CUDA_VISIBLE_DEVICES", "MKL_NUM_THREADS", "NCCL_ALGO", "NCCL_CUMEM_ENABLE", "NCCL_DEBUG", "NCCL_IB_DISABLE",
+    "NCCL_IB_HCA", "NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE", "NCCL_PROTO", "NCCL_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP",
+    "NVSHMEM_DISABLE_CUDA_VMM", "NVSHMEM_HCA_LIST", "NVSHMEM_REMOTE_TRANSPORT", "NVSHMEM_SYMMETRIC_SIZE",
+    "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCHINDUCTOR_MAX_AUTOTUNE",
+    "TORCH_NCCL_AVOID_RECORD_STREAMS", "TRITON_INTERPRET",
+)  # fmt: skip
 _STATIC = {
     "name": "name",
     "memory_MiB": "memory.total",
@@ -112,14 +92,10 @@ def _value(text: str) -> Any:
     text = text.strip()
     if not text or text.startswith("[") or text in ("N/A", "Unknown Error"):
         return None
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return number(text)
+    return text
 
 
 def _query(fields: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -147,12 +123,9 @@ def gpu_state() -> dict[str, Any]:
 
 def _gpus() -> list[dict[str, Any]]:
     rows = _query(_STATIC)
-    if rows:
-        for row in rows:
-            row["compute_capability"] = None if row["compute_capability"] is None else str(row["compute_capability"])
-            row["driver"] = None if row["driver"] is None else str(row["driver"])
-        return rows
-    return _gpus_by_torch()
+    for row in rows:
+        row |= {k: row[k] and str(row[k]) for k in ("compute_capability", "driver")}
+    return rows or _gpus_by_torch()
 
 
 def _gpus_by_torch() -> list[dict[str, Any]]:
@@ -241,10 +214,8 @@ def cpu() -> dict[str, Any]:
 
 def _version_of(names: tuple[str, ...]) -> str | None:
     for name in names:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return None
 
 
@@ -290,17 +261,13 @@ def _software() -> dict[str, Any]:
     torch = _torch()
     if torch is not None:
         # The wheel's own string carries the build ("+cu130"), the metadata does not always.
-        found |= {"torch": str(torch.__version__), "torch_cuda": torch.version.cuda}
-        cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
-        found["cudnn"] = cudnn
-        if torch.version.cuda:
+        cuda = torch.version.cuda
+        found |= {"torch": str(torch.__version__), "torch_cuda": cuda}
+        found["cudnn"] = torch.backends.cudnn.version() if cuda else None
+        if cuda:
             with contextlib.suppress(AttributeError, RuntimeError):
                 found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return found
-
-
-def _variables() -> dict[str, str]:
-    return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
 
 def environment() -> dict[str, Any]:
@@ -324,7 +291,7 @@ def environment() -> dict[str, Any]:
         "interpreter": _interpreter(),
         "software": _software(),
         "storage": {"working_folder": _storage_type(Path.cwd()), "temporary_folder": _storage_type(Path("/tmp"))},
-        "variables": _variables(),
+        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "at_start": gpu_state(),
     }
     return scrub(found)
@@ -380,13 +347,8 @@ def main(argv: list[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m workbench.core.audit", description=__doc__)
     parser.add_argument("--json", action="store_true", help="machine-readable")
-    args = parser.parse_args(argv)
-    found = environment()
-    if args.json:
-        print(json.dumps(found, indent=1))
-        return 0
-    for item, value in table(found):
-        print(f"{item:24} {value}")
+    as_json, found = parser.parse_args(argv).json, environment()
+    print(json.dumps(found, indent=1) if as_json else "\n".join(f"{item:24} {value}" for item, value in table(found)))
     return 0
 
 

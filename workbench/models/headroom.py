@@ -1,4 +1,4 @@
-"""Submission headroom, idle time, blocks ahead and cursor readouts of a simulated program.
+"""Submission headroom, idle time and blocks ahead of a simulated program.
 
 Headroom is submitted but not yet completed device work: it jumps by an operation's duration when its submission is
 complete and drains at unit rate while the stream executes. A device's headroom is the sum over its streams, so with
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.models.submission import KINDS, Timeline, lane_name
+from workbench.models.submission import Timeline, lane_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +59,6 @@ def device_headroom(timeline: Timeline, device: int = 0, stream: int | None = No
     t = np.unique(np.concatenate([np.array([0, timeline.makespan], timeline.op_start.dtype), *points]))
     values = [_stream_values(timeline, lane, t) for lane in lanes]
     return Curve(t, sum(v[0] for v in values), sum(v[1] for v in values))  # type: ignore[arg-type]
-
-
-def headroom_at(timeline: Timeline, device: int, t: float) -> float:
-    """Headroom of a device at one time, without building its curve."""
-    return sum(_stream_values(timeline, lane, np.array([t]))[1].item() for lane in _device_lanes(timeline, device))
 
 
 def work_intervals(timeline: Timeline, device: int = 0) -> np.ndarray:
@@ -152,45 +147,6 @@ def queued_blocks(timeline: Timeline, level: str = "block") -> Curve:
         return np.searchsorted(submitted, t, side=side) - np.searchsorted(start, t, side=side)
 
     return Curve(t, queued("left"), queued("right"))
-
-
-def readouts(timeline: Timeline, t: float, level: str = "block") -> dict[str, Any]:
-    """What a cursor at `t` shows: each CPU thread and device, queued operations and blocks, headroom, blocks ahead."""
-    c = timeline.columns
-    devices = sorted({device for device, _ in c.lanes})
-    positive = timeline.op_end > timeline.op_start
-    waiting = positive & (timeline.op_submitted <= t) & (t < timeline.op_start)
-    return {
-        "t": t,
-        "cpu": {str(thread): _cpu_at(timeline, thread, t) for thread in np.unique(c.thread).tolist()},
-        "gpu": {str(device): _gpu_at(timeline, device, t) for device in devices},
-        "queued_ops": int(waiting.sum()),
-        "queued_blocks": int(queued_blocks(timeline, level).at(t)),
-        "headroom": {str(device): headroom_at(timeline, device, t) for device in devices},
-        "blocks_ahead": int(blocks_ahead(timeline, level).at(t)),
-    }
-
-
-def _cpu_at(timeline: Timeline, thread: int, t: float) -> dict[str, Any]:
-    c = timeline.columns
-    inside = (c.thread == thread) & (timeline.host_start <= t) & (t < timeline.host_end)
-    if not inside.any():
-        return {"kind": "done"}
-    step = int(np.argmax(inside))
-    return {"kind": KINDS[c.kind[step]], "label": c.label[step], "step": step}
-
-
-def _gpu_at(timeline: Timeline, device: int, t: float) -> dict[str, Any]:
-    ours = np.isin(timeline.columns.op_lane, _device_lanes(timeline, device)) & (timeline.op_end > timeline.op_start)
-    running = ours & (timeline.op_start <= t) & (t < timeline.op_end)
-    if running.any():
-        return {"kind": "execute", "ops": np.flatnonzero(running).tolist()}
-    later = np.flatnonzero(ours & (timeline.op_start > t))
-    if not len(later):
-        return {"kind": "done"}
-    following = int(later[np.argmin(timeline.op_start[later])])
-    reason = "submission" if timeline.op_submitted[following] > t else "dependency"
-    return {"kind": "idle", "next": following, "reason": reason}
 
 
 def _device_lanes(timeline: Timeline, device: int, stream: int | None = None) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from workbench.core.files import WRITING, new_folder
 
 PATTERN = "step_"
+FILES = ("tensors.safetensors", "meta.json")
 
 
 def save(root: Path, step: int, tensors: dict[str, Any], meta: dict[str, Any], *, keep: int = 2) -> Path:
@@ -32,7 +34,7 @@ def save(root: Path, step: int, tensors: dict[str, Any], meta: dict[str, Any], *
     with new_folder(target) as folder:
         save_file({k: v.detach().contiguous().cpu() for k, v in tensors.items()}, folder / "tensors.safetensors")
         (folder / "meta.json").write_text(json.dumps({"step": step, **meta}), encoding="utf-8")
-        for name in ("tensors.safetensors", "meta.json"):
+        for name in FILES:
             with open(folder / name, "rb") as f:
                 os.fsync(f.fileno())
         if target.exists():
@@ -47,16 +49,8 @@ def steps(root: Path) -> list[int]:
     """Return the steps of the complete checkpoints, oldest first; other folders and leftovers are not among them."""
     if not root.is_dir():
         return []
-    named = [(p, p.name.removeprefix(PATTERN)) for p in root.iterdir() if p.name.startswith(PATTERN)]
-    return sorted(
-        int(number)
-        for p, number in named
-        if number.isascii()
-        and number.isdigit()
-        and number == f"{int(number):08d}"
-        and (p / "meta.json").is_file()
-        and (p / "tensors.safetensors").is_file()
-    )
+    named = {p: re.fullmatch(PATTERN + r"(\d{8}|[1-9]\d{8,})", p.name, re.ASCII) for p in root.iterdir()}
+    return sorted(int(m[1]) for p, m in named.items() if m and all((p / name).is_file() for name in FILES))
 
 
 def load(root: Path, step: int | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -75,12 +69,11 @@ def load(root: Path, step: int | None = None) -> tuple[dict[str, Any], dict[str,
             f"no checkpoint {'at all' if step is None else f'of step {step}'} in {root.name}; present: {have}"
         )
     path = root / f"{PATTERN}{have[-1] if step is None else step:08d}"
+    file = path / "tensors.safetensors"
     try:
-        tensors = load_file(path / "tensors.safetensors")
-    except SafetensorError as error:
-        raise ValueError(f"checkpoint {path / 'tensors.safetensors'} is damaged: {error}") from error
-    try:
-        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"checkpoint {path / 'meta.json'} is damaged: {error}") from error
+        tensors = load_file(file)
+        file = path / "meta.json"
+        meta = json.loads(file.read_text(encoding="utf-8"))
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(f"checkpoint {file} is damaged: {error}") from error
     return tensors, meta
