@@ -51,6 +51,7 @@ record: setup
 	$(BIN)/workbench record run $(SLUG) $(ARGS)
 
 benchmarks: setup
+	$(BIN)/python benchmarks/redraw.py
 	$(BIN)/python benchmarks/traces_vs_hta.py $(ARGS)
 
 clean:

@@ -4,6 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+# Counts what is painted for each frame of a timeline: window.painted has one number a frame.
+COUNT = """
+(stage) => {
+  let calls = 0;
+  const pen = CanvasRenderingContext2D.prototype;
+  for (const name of ["fill", "stroke", "fillText"]) {
+    const paint = pen[name];
+    pen[name] = function (...args) {
+      calls += 1;
+      return paint.apply(this, args);
+    };
+  }
+  window.painted = [];
+  new MutationObserver(() => {
+    window.painted.push(calls);
+    calls = 0;
+  }).observe(stage, { attributes: true, attributeFilter: ["data-frame"] });
+}
+"""
+# A lane shows at most 2,000 boxes, each filled, edged and labelled; more become shares of each pixel's time.
+MOST_PAINTED = 2 * 3 * 2000
+CURSOR_PAINTED = 20
+
 
 def running_dry(blocks: int, submit: float = 1.55, execute: float = 1.0) -> dict[str, Any]:
     """A program of `blocks` blocks, one submission and one operation each."""

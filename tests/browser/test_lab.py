@@ -1,4 +1,4 @@
-"""A reader's way through JupyterLab: open a notebook, run all, move the slider, scrub; and how long a redraw takes."""
+"""A reader's way through JupyterLab: open a notebook, run all, move the slider, scrub; and how much a redraw paints."""
 
 from __future__ import annotations
 
@@ -9,32 +9,11 @@ from typing import Any
 
 import nbformat
 import pytest
-from programs import view
+from programs import COUNT, CURSOR_PAINTED, MOST_PAINTED, view
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks" / "s08_sync_free" / "fig29_running_dry.ipynb"
-LIMIT_MS = 50.0
-KEYS = 60
-ROUNDS = 3
-KEY_INTERVAL_MS = 30  # a held key repeats about this fast
-
-# From the key's own time stamp to the task after the frame that shows the new picture.
-WATCH = """
-(stage) => {
-  const samples = (window.latencies = []);
-  let pressed = null;
-  window.addEventListener("keydown", (event) => (pressed ??= event.timeStamp), true);
-  const channel = new MessageChannel();
-  let shown = null;
-  channel.port1.onmessage = () => samples.push(performance.now() - shown);
-  new MutationObserver(() => {
-    if (pressed === null) return;
-    shown = pressed;
-    pressed = null;
-    channel.port2.postMessage(0);
-  }).observe(stage, { attributes: true, attributeFilter: ["data-frame"] });
-}
-"""
+KEYS = 20
 
 
 def run_all(lab: Any, open_page: Any, name: str, cells: int) -> Any:
@@ -72,44 +51,26 @@ def execute(page: Any, code: str) -> str:
     return page.evaluate(run, code)
 
 
-def quantile(samples: list[float], share: float) -> float:
-    ordered = sorted(samples)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 def picture(stage: Any) -> list[str]:
     return stage.evaluate("s => Array.from(s.querySelectorAll('canvas'), (c) => c.toDataURL())")
 
 
-def measure(page: Any, target: Any, stage: Any) -> tuple[float, float]:
-    """Press a key `KEYS` times with the focus on `target`; returns p50 and p95 in ms of the best round.
-
-    The best of three rounds: other work on the machine is not the widget's, a slow redraw would be slow in each.
-    """
-    stage.evaluate(WATCH)
-    rounds = []
-    for _ in range(ROUNDS):
-        before = picture(stage)
-        page.evaluate("() => { window.latencies.length = 0; }")
-        target.focus()
-        for _ in range(KEYS):
-            page.keyboard.press("ArrowRight")
-            page.wait_for_timeout(KEY_INTERVAL_MS)
-        page.wait_for_timeout(100)
-        samples = page.evaluate("() => window.latencies.slice()")
-        assert picture(stage) != before, "the picture did not change"
-        assert len(samples) >= KEYS * 0.9, f"only {len(samples)} of {KEYS} keys drew a frame"
-        rounds.append((quantile(samples, 0.5), quantile(samples, 0.95)))
-        if rounds[-1][1] < LIMIT_MS:
-            break
-        for _ in range(KEYS):
-            page.keyboard.press("ArrowLeft")
-    return min(rounds, key=lambda r: r[1])
+def painted(page: Any, target: Any, stage: Any) -> list[int]:
+    """Press a key `KEYS` times with the focus on `target`; returns how many things each frame painted."""
+    before = picture(stage)
+    page.evaluate("() => { window.painted.length = 0; }")
+    target.focus()
+    for _ in range(KEYS):
+        page.keyboard.press("ArrowRight")
+        page.wait_for_timeout(30)
+    page.wait_for_timeout(100)
+    assert picture(stage) != before, "the picture did not change"
+    return page.evaluate("() => window.painted")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("blocks", [50, 5000])
-def test_a_key_redraws_within_50_ms(lab: Any, open_page: Any, blocks: int) -> None:
+def test_a_key_paints_a_frame_whose_work_does_not_grow_with_the_program(lab: Any, open_page: Any, blocks: int) -> None:
     cells = nbformat.v4
     spec = json.dumps(view(blocks))
     code = f"import json\nfrom workbench.widgets import timeline_view\nview = timeline_view(json.loads({spec!r}))\nview"
@@ -121,10 +82,10 @@ def test_a_key_redraws_within_50_ms(lab: Any, open_page: Any, blocks: int) -> No
     stage = page.locator(".hw-stage")
     stage.wait_for()
     slider = page.locator(".hw-track input")
-    for name, target in (("slider", slider), ("scrub", stage)):
-        p50, p95 = measure(page, target, stage)
-        print(f"\n{2 * blocks} boxes, {name}: keydown to frame p50 {p50:.1f} ms, p95 {p95:.1f} ms")
-        assert p95 < LIMIT_MS, f"{name} at {2 * blocks} boxes: p95 {p95:.1f} ms, expected below {LIMIT_MS} ms"
+    stage.evaluate(COUNT)
+    for target, most in ((slider, MOST_PAINTED), (stage, CURSOR_PAINTED)):
+        frames = painted(page, target, stage)
+        assert 0 < len(frames) <= KEYS and max(frames) <= most, frames
     page.wait_for_timeout(800)  # the state reaches the kernel after the reader rests
     assert execute(page, f"assert view.values() == {{'submit': {slider.input_value()}}}, view.state") == "ok"
     assert execute(page, "view.goto(3.25)") == "ok"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +16,9 @@ import traitlets
 from workbench.core.colours import COLOURS, LABELS, PATTERNS
 
 STATIC = Path(__file__).parent / "static"
-# In order of use. anywidget loads one module, so the files are joined: their imports of each other are dropped.
+# One ES module in parts, of which the last exports it: anywidget loads a module that imports nothing.
 PARTS = ("simulate.js", "surface.js", "picture.js", "sources.js", "panel.js", "timeline.js")
+SCRIPT = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in PARTS)
 MAX_EVENTS = 1_000_000
 MAX_LANES = 64
 MAX_DEPTH = 6
@@ -26,27 +26,10 @@ MAX_TABLE_ROWS = 500
 SLIM_FROM = 10  # more rows than this are drawn half as high
 
 
-def front_end() -> str:
-    """Return the widget's front-end as one ES module."""
-    joined = []
-    for name in PARTS:
-        text = (STATIC / name).read_text(encoding="utf-8")
-        for module in re.findall(r'^import \* as (\w+) from "\./simulate\.js";$', text, flags=re.M):
-            joined.append(f"const {module} = {{ {', '.join(_exports('simulate.js'))} }};")
-        text = re.sub(r'^import [^;]*? from "\./\w+\.js";\n', "", text, flags=re.M)
-        joined.append(re.sub(r"^export (?!default\b)", "", text, flags=re.M))
-    return "\n".join(joined)
-
-
-def _exports(name: str) -> list[str]:
-    text = (STATIC / name).read_text(encoding="utf-8")
-    return re.findall(r"^export (?:async )?(?:function|const|class) (\w+)", text, flags=re.M)
-
-
 class Timeline(anywidget.AnyWidget):
     """Timeline with a scrubbable cursor; make it with `timeline_view` or `trace_view`."""
 
-    _esm = front_end()
+    _esm = SCRIPT
     _css = (STATIC / "timeline.css").read_text(encoding="utf-8")
     spec = traitlets.Dict().tag(sync=True)
     columns = traitlets.Bytes(b"").tag(sync=True)

@@ -1,12 +1,9 @@
 // One panel: picture, cursor, zoom, sliders, readouts, export. All text goes in through textContent.
-import { CanvasSurface, SvgSurface } from "./surface.js";
-import { drawBase, drawCursor, drawHeader, drawSwatch, formatValue, layout } from "./picture.js";
-import { nextBoundary } from "./sources.js";
 
 let serial = 0;
 
 /** Make an element; attributes and handlers by name, children as elements or text. */
-export function h(tag, attributes = {}, ...children) {
+function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   // JupyterLab's single-key shortcuts look at the focused element itself: a mark on the root alone lets them eat the arrows.
   element.dataset.lmSuppressShortcuts = "true";
@@ -19,7 +16,7 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-export class Panel {
+class Panel {
   /**
    * @param source ProgramSource or RecordedSource
    * @param options {title, heading, badge, caption, cursor, window, values, table, labels, theme(), onchange(state)}

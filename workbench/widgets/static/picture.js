@@ -2,8 +2,6 @@
 //
 // A row is {type: "lane", label, start, end, kind, name(i), tone?, dots?, slim?}, boxes sorted and not overlapping,
 // or {type: "curve", label, curve: {t, before, after, stepped?}, colour, unit} or {type: "heading", label}.
-import { fit, textWidth } from "./surface.js";
-import { curveAt, lastAtOrBefore } from "./simulate.js";
 
 const HEIGHT = { lane: 34, slim: 18, curve: 78, heading: 26 };
 const GAP = 7;
@@ -11,7 +9,7 @@ const AXIS = 38;
 const TAG = 24;
 
 /** Place rows from top to bottom; returns pixel geometry. */
-export function layout(rows, width, top = 0) {
+function layout(rows, width, top = 0) {
   // A slim row has one line for its label, others break it in two.
   const room = (row) => (row.type === "heading" ? 0 : row.slim ? Math.min(150, textWidth(row.label, 11)) : labelLines(row.label, 92).width);
   const gutter = width < 520 ? 88 : 24 + Math.max(70, ...rows.map(room));
@@ -47,7 +45,7 @@ const luminance = (hex) => {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 };
 /** Mix two #rrggbb colours. */
-export function mix(a, b, share) {
+function mix(a, b, share) {
   const [p, q] = [parse(a), parse(b)];
   return `#${p.map((v, i) => Math.round(v + (q[i] - v) * share).toString(16).padStart(2, "0")).join("")}`;
 }
@@ -55,7 +53,7 @@ const readable = (fill) => (1.05 / (luminance(fill) + 0.05) > (luminance(fill) +
 
 const styles = new Map();
 /** Fill, hatch, edge and ink of a kind of box in a theme. */
-export function boxStyle(theme, kind, tone) {
+function boxStyle(theme, kind, tone) {
   const id = `${kind}|${tone ?? ""}|${theme.id}`;
   let style = styles.get(id);
   if (!style) {
@@ -73,7 +71,7 @@ export function boxStyle(theme, kind, tone) {
 }
 
 /** Text of a time or a value: "ns" is shown in the unit that suits it, any other unit with two decimals. */
-export function formatValue(value, unit, span = Math.abs(value)) {
+function formatValue(value, unit, span = Math.abs(value)) {
   if (unit !== "ns") {
     const whole = Number.isInteger(value) && unit !== "" && /^(block|op|kernel|item|launch)/.test(unit);
     return `${whole ? value : value.toFixed(2)}${unit ? ` ${unit}` : ""}`;
@@ -85,14 +83,14 @@ export function formatValue(value, unit, span = Math.abs(value)) {
 const nsScale = (ns) => (ns >= 1e9 ? [1e9, "s"] : ns >= 1e6 ? [1e6, "ms"] : ns >= 1e3 ? [1e3, "µs"] : [1, "ns"]);
 
 /** The next 1, 2 or 5 times a power of ten at or above a positive number. */
-export function niceStep(value) {
+function niceStep(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   for (const m of [1, 2, 5]) if (m * power >= value * 0.999999) return m * power;
   return 10 * power;
 }
 
 /** Everything but the cursor; returns whether boxes narrower than a pixel were drawn as shares of time. */
-export function drawBase(surface, rows, geometry, view, theme) {
+function drawBase(surface, rows, geometry, view, theme) {
   const { gutter, plotWidth, placed, bottom, top } = geometry;
   const x = (t) => gutter + ((t - view.lo) / (view.hi - view.lo)) * plotWidth;
   const step = niceStep(((view.hi - view.lo) / plotWidth) * 90);
@@ -229,7 +227,7 @@ function curvePeak(row, view) {
 }
 
 /** Round up to two significant digits that read well on an axis. */
-export function niceCeiling(value) {
+function niceCeiling(value) {
   const step = niceStep(value / 10);
   return Math.ceil(value / step - 1e-9) * step;
 }
@@ -293,7 +291,7 @@ function placeMarks(rows, { gutter, plotWidth, placed }, view) {
 }
 
 /** The cursor line, its time tag and a dot on every curve. */
-export function drawCursor(surface, rows, geometry, view, time, theme) {
+function drawCursor(surface, rows, geometry, view, time, theme) {
   const { gutter, plotWidth, placed, top, bottom } = geometry;
   if (time < view.lo || time > view.hi) return;
   const x = gutter + ((time - view.lo) / (view.hi - view.lo)) * plotWidth;
@@ -311,7 +309,7 @@ export function drawCursor(surface, rows, geometry, view, time, theme) {
 }
 
 /** Title, subtitle and legend of an exported picture; returns the height used. */
-export function drawHeader(surface, width, title, badge, legend, theme) {
+function drawHeader(surface, width, title, badge, legend, theme) {
   let y = 18;
   if (title) {
     surface.text(fit(title, width - 24, 15, 600), 12, y, { size: 15, weight: 600, colour: theme.ink });
@@ -333,7 +331,7 @@ export function drawHeader(surface, width, title, badge, legend, theme) {
 }
 
 /** A legend's swatch, 16 x 12 pixels. */
-export function drawSwatch(surface, x, y, kind, theme) {
+function drawSwatch(surface, x, y, kind, theme) {
   if (theme.curveKinds.has(kind)) {
     surface.path([x, y + 9, x + 5, y + 3, x + 11, y + 7, x + 16, y + 2], { stroke: theme.colours[kind], width: 2 });
     return;

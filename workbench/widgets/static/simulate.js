@@ -13,7 +13,7 @@ function nonNegative(value, what) {
 }
 
 /** Run a program; returns times per host step and per device operation, lanes, blocks and the makespan. */
-export function simulate(program) {
+function simulate(program) {
   const steps = program.steps ?? [];
   const hostStart = new Float64Array(steps.length);
   const hostEnd = new Float64Array(steps.length);
@@ -168,19 +168,19 @@ function curveOver(sim, groups, indices) {
 }
 
 /** Exact headroom curve of a stream ("gpu0/s0") as breakpoints {t, before, after}. */
-export function streamCurve(sim, lane) {
+function streamCurve(sim, lane) {
   const indices = sim.lanes.get(lane) ?? [];
   return curveOver(sim, [indices], indices);
 }
 
 /** Exact headroom curve of a device: the sum over its streams. */
-export function deviceCurve(sim, device) {
+function deviceCurve(sim, device) {
   const groups = [...sim.lanes].filter(([, list]) => sim.ops[list[0]].device === device).map(([, list]) => list);
   return curveOver(sim, groups, sim.devices.get(device) ?? []);
 }
 
 /** Maximal intervals of [lo, hi) in which no operation of the device executes. */
-export function idleIntervals(sim, device, lo = 0, hi = sim.makespan) {
+function idleIntervals(sim, device, lo = 0, hi = sim.makespan) {
   const work = (sim.devices.get(device) ?? []).filter((j) => sim.ops[j].duration > 0);
   work.sort((a, b) => sim.start[a] - sim.start[b]);
   const gaps = [];
@@ -195,7 +195,7 @@ export function idleIntervals(sim, device, lo = 0, hi = sim.makespan) {
 }
 
 /** First start and last end of a device's work, null where it has none. */
-export function activeSpan(sim, device) {
+function activeSpan(sim, device) {
   let [lo, hi] = [Infinity, -Infinity];
   for (const j of sim.devices.get(device) ?? []) {
     if (sim.ops[j].duration === 0) continue;
@@ -225,7 +225,7 @@ function stepCurve(times, valueAt) {
 }
 
 /** Number of submitted blocks that have not begun to execute, as a step curve. */
-export function queuedBlocksCurve(sim) {
+function queuedBlocksCurve(sim) {
   const spans = blockSpans(sim);
   const enter = spans.map((s) => s[0]).sort(ascending);
   const leave = spans.map((s) => s[1]).sort(ascending);
@@ -238,7 +238,7 @@ export function queuedBlocksCurve(sim) {
 }
 
 /** How many blocks the host's current block is ahead of the device's, as a step curve. */
-export function blocksAheadCurve(sim) {
+function blocksAheadCurve(sim) {
   const pushes = sim.blocks.map((b) => b.time).sort(ascending);
   const started = sim.ops.map((op, j) => [sim.start[j], op.block]).sort((a, b) => a[0] - b[0]);
   let [i, j, device] = [0, 0, -1];
@@ -250,7 +250,7 @@ export function blocksAheadCurve(sim) {
 }
 
 /** Value of a curve at time x (right-continuous), 0 outside. */
-export function curveAt(curve, x) {
+function curveAt(curve, x) {
   const { t, before, after } = curve;
   const i = lastAtOrBefore(t, x);
   if (i < 0) return 0;
@@ -259,7 +259,7 @@ export function curveAt(curve, x) {
 }
 
 /** Index of the last element <= x in a sorted array, -1 where none is. */
-export function lastAtOrBefore(sorted, x) {
+function lastAtOrBefore(sorted, x) {
   let [lo, hi] = [0, sorted.length];
   while (lo < hi) {
     const mid = (lo + hi) >> 1;
@@ -270,7 +270,7 @@ export function lastAtOrBefore(sorted, x) {
 }
 
 /** What a host thread does at time x. */
-export function hostAt(sim, thread, x) {
+function hostAt(sim, thread, x) {
   for (const i of sim.threads.get(thread) ?? [])
     if (sim.hostStart[i] <= x && x < sim.hostEnd[i]) {
       const step = sim.steps[i];
@@ -280,7 +280,7 @@ export function hostAt(sim, thread, x) {
 }
 
 /** What a device does at time x: executing, idle before its next operation and why, or done. */
-export function deviceAt(sim, device, x) {
+function deviceAt(sim, device, x) {
   const running = [];
   let next = -1;
   for (const j of sim.devices.get(device) ?? []) {
@@ -294,7 +294,7 @@ export function deviceAt(sim, device, x) {
 }
 
 /** Number of operations that are submitted and have not begun at time x. */
-export function queuedOps(sim, x) {
+function queuedOps(sim, x) {
   let count = 0;
   sim.ops.forEach((op, j) => {
     if (op.duration > 0 && sim.submitted[j] <= x && x < sim.start[j]) count++;
@@ -303,7 +303,7 @@ export function queuedOps(sim, x) {
 }
 
 /** A whole-run figure: idle of a device between its first start and last end, the time in waits, or the makespan. */
-export function total(sim, metric, device = 0) {
+function total(sim, metric, device = 0) {
   if (metric === "makespan") return sim.makespan;
   if (metric === "wait")
     return sim.steps.reduce((sum, s, i) => (s.kind === "wait" ? sum + sim.hostEnd[i] - sim.hostStart[i] : sum), 0);

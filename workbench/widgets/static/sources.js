@@ -1,12 +1,10 @@
 // What a panel shows: a program that is simulated again at every change, or recorded columns.
 // Both give rows for picture.js, the extent of time, the boundaries to step through, and readouts.
-import * as queue from "./simulate.js";
-import { formatValue, niceCeiling } from "./picture.js";
 
 const STEP_KINDS = { submit: "cpu_submit", work: "host_work", wait: "sync_wait", record: "host_work", stream_wait: "host_work" };
 const KINDS = ["cpu_submit", "host_work", "sync_wait", "gpu_execute", "idle"];
 const KIND_INDEX = Object.fromEntries(KINDS.map((kind, i) => [kind, i]));
-const CURVES = { queued_blocks: queue.queuedBlocksCurve, blocks_ahead: queue.blocksAheadCurve };
+const CURVES = { queued_blocks: queuedBlocksCurve, blocks_ahead: blocksAheadCurve };
 
 /** The object and the key that a path in a program ends at. */
 function resolve(program, path) {
@@ -24,7 +22,7 @@ function curveOf(sim, name, device = 0) {
   if (!curves.has(sim)) curves.set(sim, new Map());
   const known = curves.get(sim);
   const id = `${name}${device}`;
-  if (!known.has(id)) known.set(id, name === "headroom" ? queue.deviceCurve(sim, device) : CURVES[name](sim));
+  if (!known.has(id)) known.set(id, name === "headroom" ? deviceCurve(sim, device) : CURVES[name](sim));
   return known.get(id);
 }
 
@@ -59,7 +57,7 @@ class Boxes {
   }
 }
 
-export class ProgramSource {
+class ProgramSource {
   constructor(panel) {
     this.panel = panel;
     this.controls = panel.controls ?? [];
@@ -82,7 +80,7 @@ export class ProgramSource {
     }
     let last = 0;
     for (const [id, program] of this.programs) {
-      const sim = queue.simulate(program);
+      const sim = simulate(program);
       this.sims.set(id, sim);
       last = Math.max(last, sim.makespan);
     }
@@ -124,8 +122,8 @@ export class ProgramSource {
       return boxes.row(row.label);
     }
     const device = Number(row.lane.slice(3).split("/")[0]);
-    const span = queue.activeSpan(sim, device);
-    const idle = span ? queue.idleIntervals(sim, device, ...span) : [];
+    const span = activeSpan(sim, device);
+    const idle = span ? idleIntervals(sim, device, ...span) : [];
     let gap = 0;
     const idleBefore = (time) => {
       for (; gap < idle.length && idle[gap][0] < time; gap++) boxes.add(...idle[gap], "idle", "idle");
@@ -154,24 +152,24 @@ export class ProgramSource {
     const sim = this.sim(readout.timeline);
     const device = readout.device ?? 0;
     if (readout.type === "cpu") {
-      const { kind, label } = queue.hostAt(sim, readout.thread ?? 0, time);
+      const { kind, label } = hostAt(sim, readout.thread ?? 0, time);
       return kind === "done" ? "done" : `${{ submit: "submitting", wait: "waiting:" }[kind] ?? "working:"} ${label}`;
     }
     if (readout.type === "gpu") {
-      const state = queue.deviceAt(sim, device, time);
+      const state = deviceAt(sim, device, time);
       if (state.kind === "execute") return `executing ${state.ops.map((j) => sim.ops[j].label).join(", ")}`;
       if (state.kind === "done") return "done";
       const { label } = sim.ops[state.next];
       return state.reason === "submission" ? `idle: waiting for ${label}’s submission` : `idle: ${label} waits for a dependency`;
     }
-    if (readout.type === "queued_ops") return String(queue.queuedOps(sim, time));
-    if (readout.type === "queued_blocks") return String(queue.curveAt(curveOf(sim, "queued_blocks"), time));
+    if (readout.type === "queued_ops") return String(queuedOps(sim, time));
+    if (readout.type === "queued_blocks") return String(curveAt(curveOf(sim, "queued_blocks"), time));
     if (readout.type === "blocks_ahead") {
-      const ahead = queue.curveAt(curveOf(sim, "blocks_ahead"), time);
+      const ahead = curveAt(curveOf(sim, "blocks_ahead"), time);
       return `CPU ahead by ${ahead} block${ahead === 1 ? "" : "s"}`;
     }
-    if (readout.type === "headroom") return formatValue(queue.curveAt(curveOf(sim, "headroom", device), time), this.unit);
-    const value = queue.total(sim, readout.metric, device);
+    if (readout.type === "headroom") return formatValue(curveAt(curveOf(sim, "headroom", device), time), this.unit);
+    const value = total(sim, readout.metric, device);
     if (readout.type === "total") return formatValue(value, this.unit);
     if (readout.type === "choice") return value > readout.threshold ? readout.above : readout.below;
     throw new Error(`readout: unknown type ${readout.type}`);
@@ -183,7 +181,7 @@ export class ProgramSource {
   }
 }
 
-export class RecordedSource {
+class RecordedSource {
   constructor(spec, buffer) {
     this.spec = spec;
     this.unit = "ns";
@@ -213,10 +211,10 @@ export class RecordedSource {
     const byLane = new Map();
     for (const row of this.rows) {
       if (row.type === "curve") {
-        byLane.set(row.label, formatValue(queue.curveAt(row.curve, time), row.unit));
+        byLane.set(row.label, formatValue(curveAt(row.curve, time), row.unit));
         continue;
       }
-      const i = queue.lastAtOrBefore(row.start, time);
+      const i = lastAtOrBefore(row.start, time);
       const inside = i >= 0 && time < row.end[i];
       // Sub-rows go outward in: the last one that covers the cursor is the innermost event.
       if (inside) byLane.set(row.lane, `${row.name(i)} (${formatValue(row.end[i] - row.start[i], "ns")})`);
@@ -233,7 +231,7 @@ export class RecordedSource {
 }
 
 /** The next (or previous) start or end of a box after `time`, over all lanes; null where none is. */
-export function nextBoundary(rows, time, forward, tolerance) {
+function nextBoundary(rows, time, forward, tolerance) {
   let best = null;
   const offer = (t) => {
     if (forward ? t > time + tolerance && (best === null || t < best) : t < time - tolerance && (best === null || t > best)) best = t;
@@ -242,10 +240,10 @@ export function nextBoundary(rows, time, forward, tolerance) {
     if (row.type !== "lane") continue;
     for (const edges of [row.start, row.end]) {
       if (forward) {
-        const i = queue.lastAtOrBefore(edges, time + tolerance) + 1;
+        const i = lastAtOrBefore(edges, time + tolerance) + 1;
         if (i < edges.length) offer(edges[i]);
       } else {
-        let i = queue.lastAtOrBefore(edges, time);
+        let i = lastAtOrBefore(edges, time);
         while (i >= 0 && edges[i] >= time - tolerance) i--;
         if (i >= 0) offer(edges[i]);
       }

@@ -1,13 +1,13 @@
 // Two drawing surfaces with the same calls: the screen's canvas and an SVG text for export.
 // Strings reach them only through fillText and escaped text nodes.
 
-export const FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif";
+const FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif";
 
 const measuring = document.createElement("canvas").getContext("2d");
 const widths = new Map();
 
 /** Width in CSS pixels of a string at a font size. */
-export function textWidth(text, size, weight = 400) {
+function textWidth(text, size, weight = 400) {
   const id = `${size}|${weight}|${text}`;
   let width = widths.get(id);
   if (width === undefined) {
@@ -20,7 +20,7 @@ export function textWidth(text, size, weight = 400) {
 }
 
 /** The longest prefix with an ellipsis that fits, "" where not even one letter does. */
-export function fit(text, room, size, weight = 400) {
+function fit(text, room, size, weight = 400) {
   // Long names are cut first: measuring megabytes of hostile text would stall the page.
   const whole = text.length > 300 ? `${text.slice(0, 300)}…` : text;
   if (textWidth(whole, size, weight) <= room) return whole;
@@ -38,7 +38,7 @@ const HATCH = 8;
 const hatchLines = { slash: [[-2, 2, 2, -2], [-2, 10, 10, -2], [6, 10, 10, 6]] };
 hatchLines.cross = [...hatchLines.slash, [-2, 6, 2, 10], [-2, -2, 10, 10], [6, -2, 10, 2]];
 
-export class CanvasSurface {
+class CanvasSurface {
   constructor(canvas) {
     this.canvas = canvas;
     this.context = canvas.getContext("2d");
@@ -188,7 +188,7 @@ const escapeXml = (text) =>
     .replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 const n = (value) => String(Math.round(value * 100) / 100);
 
-export class SvgSurface {
+class SvgSurface {
   begin(width, height, background) {
     this.width = width;
     this.height = height;

@@ -1,6 +1,4 @@
 // Entry of the timeline widget (anywidget front-end module): theme, tabs or stacked panels, state kept with the notebook.
-import { h, Panel } from "./panel.js";
-import { ProgramSource, RecordedSource } from "./sources.js";
 
 const HEX = /^#[0-9a-f]{6}$/i;
 
