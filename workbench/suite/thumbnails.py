@@ -1,11 +1,12 @@
 """Draws the main figures of executed notebooks as small images for light and dark pages, all in one browser.
 
-It runs as a process of its own with a time limit, so that a browser that hangs or is absent costs the pictures and
-nothing else.
+They are drawn in a process of its own that leaves at a time limit, so that a browser that hangs or is absent costs the
+pictures and nothing else.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import json
@@ -13,7 +14,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,66 +79,43 @@ def main_figure(notebook: Path) -> dict[str, Any] | bytes | None:
 def _draw_in_process(wanted: Mapping[Path, Any], timeout_s: float) -> dict[str, str]:
     if not wanted:
         return {}
-    with tempfile.TemporaryDirectory(prefix="wb-pictures-", ignore_cleanup_errors=True) as profile:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "workbench.suite.thumbnails"],
-            env={**os.environ, "TMPDIR": profile},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        reasons, otherwise = {}, "the drawing process ended early"
-        try:
-            job = json.dumps({str(path): figure for path, figure in wanted.items()})
-            answer, _ = process.communicate(job.encode(), timeout=timeout_s)
-            reasons = dict(json.loads(line) for line in answer.splitlines())
-        except subprocess.TimeoutExpired:
-            otherwise = f"drawing took more than {timeout_s:g} s"
-        except ValueError:
-            pass
-        finally:
-            _end(process)
-    return {path.stem: reasons.get(path.stem, otherwise) for path in wanted if not path.is_file()}
+    with tempfile.TemporaryDirectory(prefix="wb-pictures-", ignore_cleanup_errors=True) as name:
+        job, answer = Path(name) / "job.json", Path(name) / "reasons.json"
+        job.write_text(json.dumps([timeout_s, {str(path): figure for path, figure in wanted.items()}]))
+        command = [sys.executable, "-m", "workbench.suite.thumbnails", name]
+        quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.run(command, env={**os.environ, "TMPDIR": name}, **quiet)
+        reasons = json.loads(answer.read_bytes()) if answer.is_file() else {}
+    ended = "the drawing process ended early"
+    return {path.stem: reasons.get(str(path), ended) for path in wanted if not path.is_file()}
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the drawing process and its browser, which leads a process group of its own."""
-    import psutil
+def main(folder: Path) -> None:
+    """Draw the figures of ``job.json`` and leave at its limit; ``reasons.json`` says why any of them is missing."""
+    timeout_s, wanted = json.loads((folder / "job.json").read_bytes())
+    reasons = dict.fromkeys(wanted, f"drawing took more than {timeout_s:g} s")
 
-    family: list[psutil.Process] = []
-    with contextlib.suppress(psutil.Error):
-        family = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    process.wait()
-    for member in family:
-        with contextlib.suppress(psutil.Error):
-            member.kill()
+    def leave() -> None:
+        import psutil
 
+        replace_file(folder / "reasons.json", json.dumps(reasons))
+        for member in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                member.kill()
+        os._exit(0)  # a browser that hangs also holds the interpreter's own end
 
-def main() -> int:
-    """Draw the figures that stdin holds by path; print one JSON pair (slug, reason) for each that failed."""
-    import asyncio
-
-    wanted = {Path(path): figure for path, figure in json.load(sys.stdin).items()}
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def say(path: Path, error: Exception) -> None:
-        print(json.dumps([path.stem, _why(error)]), file=answers, flush=True)
-
+    threading.Timer(timeout_s, leave).start()
     try:
-        asyncio.run(_draw_all(wanted, say))
+        asyncio.run(_draw_all(wanted, reasons))
     except Exception as error:
-        for path in wanted:
-            say(path, error)
-    return 0
+        reasons |= dict.fromkeys(wanted, _why(error))
+    finally:
+        leave()
 
 
-async def _draw_all(wanted: Mapping[Path, Any], say: Callable[[Path, Exception], None]) -> None:
+async def _draw_all(wanted: Mapping[str, Any], reasons: dict[str, str]) -> None:
     import kaleido
 
-    # not kaleido's own synchronous server: it waits for ever where there is no browser
     async with kaleido.Kaleido(n=1) as browser:
         for path, drawn in wanted.items():
             layout = drawn.get("layout", {})
@@ -144,11 +123,11 @@ async def _draw_all(wanted: Mapping[Path, Any], say: Callable[[Path, Exception],
             options: Any = {"format": "webp", "width": width, "height": height, "scale": min(2.0, WIDTH / width)}
             try:
                 # The light one last: it is what says that the pictures are there.
-                for theme, target in (("dark", dark_of(path)), ("light", path)):
+                for theme, target in (("dark", dark_of(Path(path))), ("light", Path(path))):
                     figure: Any = themed(drawn, theme)
                     replace_file(target, await browser.calc_fig(figure, opts=options))
             except Exception as error:
-                say(path, error)
+                reasons[path] = _why(error)
 
 
 def _why(error: Exception) -> str:
@@ -159,4 +138,4 @@ def _why(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(Path(sys.argv[1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -55,74 +55,74 @@ def open_trace(path: str | Path) -> OpenedTrace:
     return OpenedTrace(Analysis(read(Path(path))))
 
 
-def _lanes(analysis: Analysis, low: int, high: int) -> list[tuple[str, str, np.ndarray, np.ndarray, list[str]]]:
-    """(lane, kind, start, end, names) per lane and kind within a window; waits and idle are lanes' boxes too."""
-    trace = analysis.trace
-    calls, ops, waits = trace.calls, trace.ops, analysis.waits
-    out = []
+class Lane(NamedTuple):
+    """Boxes of one kind on one lane, by start: starts and ends [N] in ns, and what each is called."""
+
+    label: str
+    kind: str
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    names: list[str]
+
+    def joined(self, first: np.ndarray) -> Lane:
+        """Join the boxes from each one that is `first` to the next: from their first start to their last end."""
+        at = np.flatnonzero(first)
+        counts = np.diff(np.append(at, len(first)))
+        names = [self.names[i] if n == 1 else f"{n} boxes from {self.names[i]}" for i, n in zip(at, counts)]
+        return self._replace(start_ns=self.start_ns[at], end_ns=np.maximum.reduceat(self.end_ns, at), names=names)
+
+    def chosen(self, rows: np.ndarray) -> Lane:
+        """Return these boxes alone."""
+        names = [self.names[i] for i in rows]
+        return self._replace(start_ns=self.start_ns[rows], end_ns=self.end_ns[rows], names=names)
+
+    def apart(self, gap: int) -> Lane:
+        """Join boxes closer than `gap` ns, so that a long window stays a few hundred boxes; short idle is left out."""
+        if self.kind == "idle":  # joined idle intervals would overstate idle time by the work between them
+            return self.chosen(np.flatnonzero(self.end_ns - self.start_ns >= gap))
+        reach = np.maximum.accumulate(self.end_ns)
+        return self.joined(np.concatenate([[True], self.start_ns[1:] > reach[:-1] + gap]))
+
+    def binned(self, width: int) -> Lane:
+        """Leave at most one box per `width` ns: all of them joined, or the longest idle interval."""
+        bins = self.start_ns // width
+        first = np.concatenate([[True], np.diff(bins) > 0])
+        if self.kind == "idle":
+            return self.chosen(np.lexsort((self.start_ns - self.end_ns, bins))[first])
+        return self.joined(first)
+
+
+def _lanes(analysis: Analysis, window: Window, ranges: bool = False) -> list[Lane]:
+    """Lanes with boxes in a window, of threads that launch and of devices; waits and idle are lanes' boxes too."""
+    trace, waits = analysis.trace, analysis.waits
+    calls, ops, spans = trace.calls, trace.ops, trace.spans
+    out: list[Lane] = []
+
+    def add(label: str, kind: str, table: Any, mask: np.ndarray | bool, names: Any, name: np.ndarray) -> None:
+        rows = np.flatnonzero(mask & (table.end_ns > window[0]) & (table.start_ns < window[1]))
+        if len(rows):
+            out.append(Lane(label, kind, table.start_ns[rows], table.end_ns[rows], [names[i] for i in name[rows]]))
+
     threads = np.unique(calls.thread[analysis.launches])
+    for thread in threads if ranges else ():
+        named = (spans.thread == thread) & (spans.kind == RANGE)
+        add(f"ranges, thread {trace.threads[thread][1]}", "host_work", spans, named, trace.names, spans.name)
+    submits = np.zeros(len(calls), bool)
+    submits[analysis.launches] = True
+    submits &= ~np.isin(np.arange(len(calls)), waits.call[waits.blocking])
     for thread in threads:
         label = f"CPU thread {trace.threads[thread][1]}"
-        rows = np.flatnonzero((calls.thread == thread) & (calls.end_ns > low) & (calls.start_ns < high))
-        waiting = np.isin(rows, waits.call[waits.blocking]) if len(waits) else np.zeros(len(rows), bool)
-        submit = rows[np.isin(rows, analysis.launches) & ~waiting]
-        out.append(
-            (
-                label,
-                "cpu_submit",
-                calls.start_ns[submit],
-                calls.end_ns[submit],
-                [trace.names[i] for i in calls.name[submit]],
-            )
-        )
-        mine = np.flatnonzero(
-            (waits.thread == thread) & waits.blocking & (waits.end_ns > low) & (waits.start_ns < high)
-        )
-        out.append(
-            (label, "sync_wait", waits.start_ns[mine], waits.end_ns[mine], [WAIT_KINDS[k] for k in waits.kind[mine]])
-        )
+        add(label, "cpu_submit", calls, submits & (calls.thread == thread), trace.names, calls.name)
+        add(label, "sync_wait", waits, waits.blocking & (waits.thread == thread), WAIT_KINDS, waits.kind)
     for pair in analysis.rows:
-        rows = analysis.rows[pair]
-        rows = rows[(ops.end_ns[rows] > low) & (ops.start_ns[rows] < high)]
-        for stream in np.unique(ops.stream[rows]):
-            label = f"GPU {pair[1]} stream {stream}"
-            for kind, chosen in (("gpu_execute", ops.kind[rows] != COPY), ("copy", ops.kind[rows] == COPY)):
-                mine = rows[(ops.stream[rows] == stream) & chosen]
-                out.append(
-                    (label, kind, ops.start_ns[mine], ops.end_ns[mine], [trace.names[i] for i in ops.name[mine]])
-                )
-        idle = analysis.idle(pair, (low, high))
-        out.append((f"GPU {pair[1]} idle", "idle", idle.start_ns, idle.end_ns, [CAUSES[c] for c in idle.cause]))
-    return [(lane, kind, start, end, names) for lane, kind, start, end, names in out if len(start)]
-
-
-def _aggregate(
-    start: np.ndarray, end: np.ndarray, names: list[str], gap: int
-) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Merge boxes closer than `gap` (start sorted), so that a long window stays a few hundred boxes."""
-    if len(start) < 2:
-        return start, end, names
-    reach = np.maximum.accumulate(end)
-    first = np.concatenate([[True], start[1:] > reach[:-1] + gap])
-    at = np.flatnonzero(first)
-    count = np.diff(np.concatenate([at, [len(start)]]))
-    merged = [names[i] if n == 1 else f"{n} boxes from {names[i]}" for i, n in zip(at, count)]
-    return start[at], reach[np.concatenate([at[1:] - 1, [len(start) - 1]])], merged
-
-
-def _binned(
-    start: np.ndarray, end: np.ndarray, names: list[str], width: int, longest: bool
-) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """At most one box per `width` ns: from the first start to the last end in it, or (`longest`) its longest box."""
-    if not len(start):
-        return start, end, names
-    at = np.flatnonzero(np.concatenate([[True], np.diff(start // width) > 0]))
-    if longest:  # a joined box would count the work between idle intervals as idle
-        keep = np.lexsort((start - end, start // width))[at]
-        return start[keep], end[keep], [names[i] for i in keep]
-    count = np.diff(np.concatenate([at, [len(start)]]))
-    joined = [names[i] if n == 1 else f"{n} boxes from {names[i]}" for i, n in zip(at, count)]
-    return start[at], np.maximum.reduceat(end, at), joined
+        mine = (ops.process == pair[0]) & (ops.device == pair[1])
+        for stream in np.unique(ops.stream[mine & ops.within(window)]):
+            here = mine & (ops.stream == stream)
+            for kind, sort in (("gpu_execute", ops.kind != COPY), ("copy", ops.kind == COPY)):
+                add(f"GPU {pair[1]} stream {stream}", kind, ops, here & sort, trace.names, ops.name)
+        idle = analysis.idle(pair, window)
+        add(f"GPU {pair[1]} idle", "idle", idle, True, CAUSES, idle.cause)
+    return out
 
 
 def _thin(curve: Headroom, low: int, high: int, points: int = 2000) -> tuple[np.ndarray, np.ndarray]:
@@ -146,32 +146,26 @@ def trace_tables(analysis: Analysis, window: Window | None, variant: str) -> Tab
     ``boxes``: `trace, lane, kind, label, start_us, end_us`; ``headroom``: `trace, lane, at_us, queued_us`; ``sums``:
     `trace, lane, quantity, value` (us, waits as a count).
     """
-    low, high = _window(analysis, window)
+    low, high = window = _window(analysis, window)
+    lanes = _lanes(analysis, window)
     gap = max(0, (high - low) // MAX_BOXES)
-    boxes: list[dict[str, Any]] = []
-    for lane, kind, start, end, names in _lanes(analysis, low, high):
-        if len(start) > MAX_BOXES // 4:
-            if kind == "idle":  # merging idle intervals over the work between them would overstate idle time
-                seen = np.flatnonzero(end - start >= gap)
-                start, end, names = start[seen], end[seen], [names[i] for i in seen]
-            else:
-                start, end, names = _aggregate(start, end, names, gap)
-        boxes += [
-            {"trace": variant, "lane": lane, "kind": kind, "label": name, "start_us": a, "end_us": b}
-            for a, b, name in zip(((start - low) / 1e3).tolist(), ((end - low) / 1e3).tolist(), names)
-        ]
+    lanes = [lane.apart(gap) if len(lane.names) > MAX_BOXES // 4 else lane for lane in lanes]
+    boxes = [
+        {"trace": variant, "lane": lane.label, "kind": lane.kind, "label": name, "start_us": a, "end_us": b}
+        for lane in lanes
+        for name, a, b in zip(lane.names, *(((t - low) / 1e3).tolist() for t in (lane.start_ns, lane.end_ns)))
+    ]
     headroom, sums = [], []
     for pair in analysis.rows:
         lane = f"GPU {pair[1]}"
         x, y = _thin(analysis.headroom(pair), low, high)
-        headroom += [
-            {"trace": variant, "lane": lane, "at_us": a, "queued_us": v} for a, v in zip(x.tolist(), y.tolist())
-        ]
+        points = zip(x.tolist(), y.tolist())
+        headroom += [{"trace": variant, "lane": lane, "at_us": at, "queued_us": value} for at, value in points]
         idle = analysis.idle(pair, (low, high))
         found = {"window": high - low, "idle": idle.total_ns(), **idle.by_cause_ns()}
         sums += [{"trace": variant, "lane": lane, "quantity": k, "value": v / 1e3} for k, v in found.items()]
     waits = analysis.waits
-    inside = waits.counted() & (waits.end_ns > low) & (waits.start_ns < high)
+    inside = waits.counted() & waits.within(window)
     sums.append({"trace": variant, "lane": "host", "quantity": "waits", "value": float(inside.sum())})
     return {"boxes": boxes, "headroom": headroom, "sums": sums}
 
@@ -203,20 +197,10 @@ def trace_figure(tables: Tables, title: str = "") -> go.Figure:
     seen: set[str] = set()
     for i, variant in enumerate(variants):
         boxes, curve = ([r for r in tables[name] if r["trace"] == variant] for name in ("boxes", "headroom"))
-        draw_lanes(
-            fig,
-            {
-                "lane": [r["lane"] for r in boxes],
-                "label": [html.escape(r["label"])[:80] for r in boxes],
-                "start": [r["start_us"] for r in boxes],
-                "end": [r["end_us"] for r in boxes],
-                "kind": [r["kind"] for r in boxes],
-            },
-            row=2 * i + 1,
-            labels=False,
-            unit="us",
-            seen=seen,
-        )
+        columns = {name: [r[name] for r in boxes] for name in ("lane", "kind")}
+        columns |= {name: [r[f"{name}_us"] for r in boxes] for name in ("start", "end")}
+        columns["label"] = [html.escape(r["label"])[:80] for r in boxes]
+        draw_lanes(fig, columns, row=2 * i + 1, labels=False, unit="us", seen=seen)
         for lane in dict.fromkeys(r["lane"] for r in curve):
             points = [r for r in curve if r["lane"] == lane]
             fig.add_scatter(
@@ -233,18 +217,8 @@ def trace_figure(tables: Tables, title: str = "") -> go.Figure:
             seen.add("headroom")
         fig.update_yaxes(title_text="headroom, us", rangemode="tozero", row=2 * i + 2, col=1)
         if variant and n > 1:
-            fig.add_annotation(
-                text=f"<b>{html.escape(variant)}</b>",
-                xref="x domain",
-                yref="y domain",
-                x=1,
-                y=0.98,
-                showarrow=False,
-                xanchor="right",
-                yanchor="top",
-                row=2 * i + 2,
-                col=1,
-            )
+            corner = {"xref": "x domain", "x": 1, "xanchor": "right", "yref": "y domain", "y": 0.98, "yanchor": "top"}
+            fig.add_annotation(text=f"<b>{html.escape(variant)}</b>", showarrow=False, row=2 * i + 2, col=1, **corner)
     width = max([r["end_us"] for r in tables["boxes"]] + [r["at_us"] for r in tables["headroom"]], default=0.0)
     fig.update_xaxes(
         title_text=f"us from the window's start (boxes closer than {width / MAX_BOXES:.3g} us are joined)",
@@ -263,60 +237,32 @@ def view_arguments(
     analysis: Analysis, window: Window | None = None, *, title: str = "", badge: str = "", most: int = VIEW_EVENTS
 ) -> dict[str, Any]:
     """Keyword arguments of `workbench.widgets.trace_view` for a trace; the table jumps to waits and long idle times."""
-    low, high = _window(analysis, window)
-    trace, spans = analysis.trace, analysis.trace.spans
-    parts = _lanes(analysis, low, high)
-    for thread in np.unique(trace.calls.thread[analysis.launches]):
-        rows = np.flatnonzero(
-            (spans.thread == thread) & (spans.kind == RANGE) & (spans.end_ns > low) & (spans.start_ns < high)
-        )
-        if len(rows):
-            parts.insert(
-                0,
-                (
-                    f"ranges, thread {trace.threads[thread][1]}",
-                    "host_work",
-                    spans.start_ns[rows],
-                    spans.end_ns[rows],
-                    [trace.names[i] for i in spans.name[rows]],
-                ),
-            )
-    total = sum(len(p[2]) for p in parts)
-    if total > most:  # an exported notebook carries every event it shows
+    low, high = window = _window(analysis, window)
+    parts = _lanes(analysis, window, ranges=True)
+    if sum(len(p.names) for p in parts) > most:  # an exported notebook carries every event it shows
         width = max(1, (high - low) * len(parts) * 20 // (most * 19))  # lanes begin and end within a bin
-        parts = [(lane, kind, *_binned(s, e, n, width, kind == "idle")) for lane, kind, s, e, n in parts]
-    lanes = list(dict.fromkeys(p[0] for p in parts))[:64] or ["no device work"]
-    parts = [p for p in parts if p[0] in lanes]
-    names: dict[str, int] = {}
-    kinds = list(dict.fromkeys(p[1] for p in parts))
+        parts = [p.binned(width) for p in parts]
+    lanes = list(dict.fromkeys(p.label for p in parts))[:64] or ["no device work"]
+    parts = [p for p in parts if p.label in lanes]
     events = {
-        "lane": np.concatenate([np.full(len(p[2]), lanes.index(p[0])) for p in parts] or [np.empty(0, int)]),
-        "start_ns": np.concatenate([p[2] for p in parts] or [np.empty(0, np.int64)]),
-        "end_ns": np.concatenate([p[3] for p in parts] or [np.empty(0, np.int64)]),
-        "kind": np.concatenate([np.full(len(p[2]), kinds.index(p[1])) for p in parts] or [np.empty(0, int)]),
-        "name": np.array([names.setdefault(n, len(names)) for p in parts for n in p[4]], int),
+        "lane": np.array([lanes.index(p.label) for p in parts for _ in p.names], int),
+        "start_ns": np.concatenate([np.empty(0, np.int64), *(p.start_ns for p in parts)]),
+        "end_ns": np.concatenate([np.empty(0, np.int64), *(p.end_ns for p in parts)]),
+        "kind": [p.kind for p in parts for _ in p.names],
+        "name": [name for p in parts for name in p.names],
     }
     curves = []
     for pair in analysis.rows:
         curve = analysis.headroom(pair)
         keep = np.flatnonzero((curve.t_ns >= low) & (curve.t_ns <= high))
         keep = keep[:: max(1, len(keep) // 20_000)]
-        curves.append(
-            {
-                "label": f"headroom, GPU {pair[1]}",
-                "unit": "ns",
-                "t_ns": curve.t_ns[keep],
-                "before": curve.before[keep],
-                "after": curve.after[keep],
-            }
-        )
+        columns = {"t_ns": curve.t_ns[keep], "before": curve.before[keep], "after": curve.after[keep]}
+        curves.append({"label": f"headroom, GPU {pair[1]}", "unit": "ns"} | columns)
     return {
-        "title": title or trace.source,
+        "title": title or analysis.trace.source,
         "badge": badge,
         "lanes": lanes,
         "events": events,
-        "names": list(names),
-        "kinds": kinds,
         "curves": curves,
         "table": _jump_table(analysis, low, high),
         "caption": "Idle: no stream of the device works. Headroom: submitted, unfinished device time.",
@@ -324,45 +270,28 @@ def view_arguments(
 
 
 def _jump_table(analysis: Analysis, low: int, high: int) -> dict[str, Any]:
-    waits = analysis.waits
-    rows = np.flatnonzero(waits.blocking & (waits.end_ns > low) & (waits.start_ns < high))
+    trace, waits = analysis.trace, analysis.waits
+    rows = np.flatnonzero(waits.blocking & waits.within((low, high)))
     rows = rows[np.argsort(waits.start_ns[rows] - waits.end_ns[rows], kind="stable")][:200]
-    locator = Locator(analysis.trace)
-    lines: list[list[str]] = []
-    start, end = [], []
-    for w in describe_waits(analysis.trace, waits.take(rows), locator):
-        lines.append(
-            [
-                f"{(w['start_ns'] - low) / 1e3:.1f} us",
-                f"{w['duration_ns'] / 1e3:.1f} us",
-                w["kind"],
-                w["line"] or w["op"] or "",
-            ]
-        )
-        start.append(w["start_ns"])
-        end.append(w["start_ns"] + w["duration_ns"])
+    found = [
+        (w["start_ns"], w["start_ns"] + w["duration_ns"], w["kind"], w["line"] or w["op"] or "")
+        for w in describe_waits(trace, waits.take(rows), Locator(trace))
+    ]
     for pair in analysis.rows:
         idle = analysis.idle(pair, (low, high))
-        longest = np.argsort(idle.start_ns - idle.end_ns, kind="stable")[:50]
-        for i in longest:
-            op = int(idle.ended_by[i])
-            after = f"before {analysis.trace.names[analysis.trace.ops.name[op]][:60]}" if op >= 0 else ""
-            lines.append(
-                [
-                    f"{(idle.start_ns[i] - low) / 1e3:.1f} us",
-                    f"{(idle.end_ns[i] - idle.start_ns[i]) / 1e3:.1f} us",
-                    f"GPU {pair[1]} idle: {CAUSES[idle.cause[i]]}",
-                    after,
-                ]
-            )
-            start.append(int(idle.start_ns[i]))
-            end.append(int(idle.end_ns[i]))
+        for i in np.argsort(idle.start_ns - idle.end_ns, kind="stable")[:50]:
+            op = idle.ended_by[i]
+            after = f"before {trace.names[trace.ops.name[op]][:60]}" if op >= 0 else ""
+            what = f"GPU {pair[1]} idle: {CAUSES[idle.cause[i]]}"
+            found.append((int(idle.start_ns[i]), int(idle.end_ns[i]), what, after))
     return {
         "title": "Waits and longest idle intervals",
         "columns": ["at", "length", "what", "where"],
-        "rows": lines,
-        "start_ns": start,
-        "end_ns": end,
+        "rows": [
+            [f"{(start - low) / 1e3:.1f} us", f"{(end - start) / 1e3:.1f} us", *told] for start, end, *told in found
+        ],
+        "start_ns": [start for start, *_ in found],
+        "end_ns": [end for _, end, *_ in found],
     }
 
 
