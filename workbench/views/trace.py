@@ -186,14 +186,8 @@ def trace_figure(tables: Tables, title: str = "") -> go.Figure:
 
     variants = list(dict.fromkeys(r["trace"] for r in tables["sums"]))
     n = len(variants)
-    fig = figure(
-        title,
-        rows=2 * n,
-        height=150 + 330 * n,
-        row_heights=[0.6, 0.4] * n,
-        shared_xaxes="all",
-        vertical_spacing=0.05 if n > 1 else 0.08,
-    )
+    gaps = {"shared_xaxes": "all", "vertical_spacing": 0.05 if n > 1 else 0.08}
+    fig = figure(title, rows=2 * n, height=150 + 330 * n, row_heights=[0.6, 0.4] * n, **gaps)
     seen: set[str] = set()
     for i, variant in enumerate(variants):
         boxes, curve = ([r for r in tables[name] if r["trace"] == variant] for name in ("boxes", "headroom"))
@@ -201,30 +195,22 @@ def trace_figure(tables: Tables, title: str = "") -> go.Figure:
         columns |= {name: [r[f"{name}_us"] for r in boxes] for name in ("start", "end")}
         columns["label"] = [html.escape(r["label"])[:80] for r in boxes]
         draw_lanes(fig, columns, row=2 * i + 1, labels=False, unit="us", seen=seen)
+        below: Any = {"row": 2 * i + 2, "col": 1}
         for lane in dict.fromkeys(r["lane"] for r in curve):
-            points = [r for r in curve if r["lane"] == lane]
-            fig.add_scatter(
-                x=[r["at_us"] for r in points],
-                y=[r["queued_us"] for r in points],
-                mode="lines",
-                name=f"headroom, {lane}",
-                line={"color": COLOURS["headroom"], "width": 1.5},
-                showlegend="headroom" not in seen,
-                hovertemplate="%{x:.1f} us: %{y:.1f} us queued<extra></extra>",
-                row=2 * i + 2,
-                col=1,
-            )
+            points = [(r["at_us"], r["queued_us"]) for r in curve if r["lane"] == lane]
+            x, y = zip(*points)
+            line = {"color": COLOURS["headroom"], "width": 1.5}
+            hover = "%{x:.1f} us: %{y:.1f} us queued<extra></extra>"
+            named = {"name": f"headroom, {lane}", "showlegend": "headroom" not in seen}
+            fig.add_scatter(x=x, y=y, mode="lines", line=line, hovertemplate=hover, **named, **below)
             seen.add("headroom")
-        fig.update_yaxes(title_text="headroom, us", rangemode="tozero", row=2 * i + 2, col=1)
+        fig.update_yaxes(title_text="headroom, us", rangemode="tozero", **below)
         if variant and n > 1:
             corner = {"xref": "x domain", "x": 1, "xanchor": "right", "yref": "y domain", "y": 0.98, "yanchor": "top"}
-            fig.add_annotation(text=f"<b>{html.escape(variant)}</b>", showarrow=False, row=2 * i + 2, col=1, **corner)
+            fig.add_annotation(text=f"<b>{html.escape(variant)}</b>", showarrow=False, **corner, **below)
     width = max([r["end_us"] for r in tables["boxes"]] + [r["at_us"] for r in tables["headroom"]], default=0.0)
-    fig.update_xaxes(
-        title_text=f"us from the window's start (boxes closer than {width / MAX_BOXES:.3g} us are joined)",
-        row=2 * n,
-        col=1,
-    )
+    joined = f"boxes closer than {width / MAX_BOXES:.3g} us are joined"
+    fig.update_xaxes(title_text=f"us from the window's start ({joined})", row=2 * n, col=1)
     return fig
 
 
@@ -244,10 +230,11 @@ def view_arguments(
         parts = [p.binned(width) for p in parts]
     lanes = list(dict.fromkeys(p.label for p in parts))[:64] or ["no device work"]
     parts = [p for p in parts if p.label in lanes]
+    nothing = np.empty(0, np.int64)
     events = {
-        "lane": np.array([lanes.index(p.label) for p in parts for _ in p.names], int),
-        "start_ns": np.concatenate([np.empty(0, np.int64), *(p.start_ns for p in parts)]),
-        "end_ns": np.concatenate([np.empty(0, np.int64), *(p.end_ns for p in parts)]),
+        "lane": np.concatenate([nothing, *(np.full(len(p.names), lanes.index(p.label)) for p in parts)]),
+        "start_ns": np.concatenate([nothing, *(p.start_ns for p in parts)]),
+        "end_ns": np.concatenate([nothing, *(p.end_ns for p in parts)]),
         "kind": [p.kind for p in parts for _ in p.names],
         "name": [name for p in parts for name in p.names],
     }

@@ -24,6 +24,7 @@ MAX_LANES = 64
 MAX_DEPTH = 6
 MAX_TABLE_ROWS = 500
 SLIM_FROM = 10  # more rows than this are drawn half as high
+LOOK = {"colours": COLOURS, "patterns": PATTERNS, "labels": LABELS}
 
 
 class Timeline(anywidget.AnyWidget):
@@ -74,10 +75,6 @@ class Timeline(anywidget.AnyWidget):
         self.goto_request = request | ({"panel": panel} if panel is not None else {})
 
 
-def _look() -> dict[str, Any]:
-    return {"colours": COLOURS, "patterns": PATTERNS, "labels": LABELS}
-
-
 def timeline_view(spec: Mapping[str, Any]) -> Timeline:
     """Return the interactive view of one or more programs of the queue model.
 
@@ -96,13 +93,11 @@ def timeline_view(spec: Mapping[str, Any]) -> Timeline:
     if spec.get("layout", "stack") not in ("stack", "tabs"):
         raise ValueError(f"timeline_view: layout must be 'stack' or 'tabs', got {spec['layout']!r}")
     plain = json.loads(json.dumps(dict(spec), allow_nan=False, default=_plain))
-    return Timeline(spec=plain | {"type": "program"} | _look())
+    return Timeline(spec=plain | {"type": "program"} | LOOK)
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     raise TypeError(f"timeline_view: expected plain JSON values, got {type(value).__name__}")
 
@@ -181,10 +176,10 @@ def trace_view(
     order, rows, dropped = _rows(lanes, columns)
     pack = _Pack()
     packed = {
-        "start": pack.add((columns["start"][order] - origin).astype("<f8")),
-        "end": pack.add((columns["end"][order] - origin).astype("<f8")),
-        "kind": pack.add(columns["kind"][order].astype("<u1")),
-        "name": pack.add(columns["name"][order].astype("<u4")),
+        "start": pack.add(columns["start"][order] - origin, "<f8"),
+        "end": pack.add(columns["end"][order] - origin, "<f8"),
+        "kind": pack.add(columns["kind"][order], "<u1"),
+        "name": pack.add(columns["name"][order], "<u4"),
     }
     if dropped:
         caption = f"{caption} {dropped} events nested deeper than {MAX_DEPTH} levels are not drawn.".strip()
@@ -207,7 +202,7 @@ def trace_view(
     }
     if spec["window"] and not spec["window"][0] < spec["window"][1]:
         raise ValueError(f"window_ns: expected (low, high) with low < high, got {window_ns!r}")
-    return Timeline(spec=spec | _look(), columns=zlib.compress(pack.data(), 6))
+    return Timeline(spec=spec | LOOK, columns=zlib.compress(pack, 6))
 
 
 def _text(value: Any) -> str:
@@ -215,23 +210,24 @@ def _text(value: Any) -> str:
     return str(value).encode("utf-8", "replace").decode("utf-8")
 
 
-class _Pack:
+class _Pack(bytearray):
     """Arrays one after another, each aligned to 8 bytes as typed arrays need it."""
 
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self.size = 0
-
-    def add(self, array: np.ndarray) -> dict[str, Any]:
-        raw = np.ascontiguousarray(array).tobytes()
-        entry = {"type": array.dtype.str[1:], "offset": self.size, "length": len(array)}
-        padded = raw + b"\0" * (-len(raw) % 8)
-        self.parts.append(padded)
-        self.size += len(padded)
+    def add(self, values: np.ndarray, dtype: str) -> dict[str, Any]:
+        """Append `values` as `dtype` and return where they lie."""
+        array = np.ascontiguousarray(values, dtype)
+        entry = {"type": dtype[1:], "offset": len(self), "length": len(array)}
+        self += array.tobytes() + b"\0" * (-array.nbytes % 8)
         return entry
 
-    def data(self) -> bytes:
-        return b"".join(self.parts)
+
+def _complete(where: str, given: Mapping[str, Any], wanted: Sequence[str]) -> None:
+    """Raise ValueError where a wanted column is missing, or where their lengths differ."""
+    if missing := [c for c in wanted if c not in given]:
+        raise ValueError(f"{where}: missing {', '.join(missing)}; expected {', '.join(wanted)}, got {', '.join(given)}")
+    lengths = {c: len(given[c]) for c in wanted}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"{where}: expected columns of equal length, got {lengths}")
 
 
 def _integers(name: str, values: Any) -> np.ndarray:
@@ -257,15 +253,10 @@ def _coded(name: str, values: Any, labels: Sequence[str] | None) -> tuple[np.nda
 def _event_columns(
     lanes: Sequence[str], events: Mapping[str, Any], names: Sequence[str] | None, kinds: Sequence[str] | None
 ) -> dict[str, Any]:
-    wanted = ("lane", "start_ns", "end_ns", "kind", "name")
-    if missing := [c for c in wanted if c not in events]:
-        raise ValueError(f"events: missing {', '.join(missing)}; expected {', '.join(wanted)}, got {', '.join(events)}")
-    lane, start, end = (_integers(f"events[{c!r}]", events[c]) for c in wanted[:3])
+    _complete("events", events, ("lane", "start_ns", "end_ns", "kind", "name"))
+    lane, start, end = (_integers(f"events[{c!r}]", events[c]) for c in ("lane", "start_ns", "end_ns"))
     kind, kind_names = _coded("events['kind']", events["kind"], kinds)
     name, text = _coded("events['name']", events["name"], names)
-    lengths = {c: len(a) for c, a in zip(wanted, (lane, start, end, kind, name))}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"events: expected columns of equal length, got {lengths}")
     if not 1 <= len(lanes) <= MAX_LANES:
         raise ValueError(f"lanes: expected 1 to {MAX_LANES}, got {len(lanes)}")
     if len(lane) > MAX_EVENTS:
@@ -294,13 +285,8 @@ def _rows(lanes: Sequence[str], columns: Mapping[str, Any]) -> tuple[np.ndarray,
         for depth in range(max(int(levels.max(initial=0)), 0) + 1):
             part = mine[levels == depth]
             pieces.append(part)
-            row = {
-                "label": _text(label) if depth == 0 else "",
-                "lane": _text(label),
-                "first": first,
-                "count": len(part),
-            }
-            rows.append(row | {"slim": depth > 0})
+            row = {"label": _text(label) if depth == 0 else "", "lane": _text(label), "slim": depth > 0}
+            rows.append(row | {"first": first, "count": len(part)})
             first += len(part)
     for at, row in enumerate(rows):
         nested = row["slim"] or (at + 1 < len(rows) and rows[at + 1]["slim"])
@@ -330,39 +316,25 @@ def _levels(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, int]:
 
 def _curve(index: int, curve: Mapping[str, Any], origin: int, pack: _Pack) -> dict[str, Any]:
     where = f"curves[{index}]"
-    if missing := [c for c in ("label", "t_ns", "before", "after") if c not in curve]:
-        raise ValueError(f"{where}: missing {', '.join(missing)}")
+    _complete(where, curve, ("t_ns", "before", "after"))
     t = _integers(f"{where}['t_ns']", curve["t_ns"]) - origin
-    before, after = (np.asarray(curve[c], dtype="<f8") for c in ("before", "after"))
-    if not len(t) == len(before) == len(after):
-        raise ValueError(
-            f"{where}: expected t_ns, before, after of equal length, got {len(t)}, {len(before)}, {len(after)}"
-        )
     if np.any(np.diff(t) < 0):
         raise ValueError(f"{where}['t_ns']: expected sorted times")
     colour = curve.get("colour", "headroom")
     if colour not in COLOURS:
         raise ValueError(f"{where}['colour']: unknown {colour!r}; expected one of {', '.join(COLOURS)}")
-    columns = {"t": t.astype("<f8"), "before": before, "after": after}
-    packed = {name: pack.add(column) for name, column in columns.items()}
+    columns = {"t": t, "before": curve["before"], "after": curve["after"]}
+    packed = {name: pack.add(column, "<f8") for name, column in columns.items()}
     return {"label": _text(curve["label"]), "unit": _text(curve.get("unit", "ns")), "colour": colour} | packed
 
 
 def _table(table: Mapping[str, Any], origin: int) -> dict[str, Any]:
+    _complete("table", table, ("rows", "start_ns", "end_ns"))
     rows = [[v if isinstance(v, int) else _text(v) for v in row] for row in table["rows"]]
-    start, end = (_integers(f"table[{c!r}]", table[c]) - origin for c in ("start_ns", "end_ns"))
+    start, end = ((_integers(f"table[{c!r}]", table[c]) - origin).tolist() for c in ("start_ns", "end_ns"))
     if len(rows) > MAX_TABLE_ROWS:
         raise ValueError(f"table: expected at most {MAX_TABLE_ROWS} rows, got {len(rows)}")
-    if not len(rows) == len(start) == len(end):
-        raise ValueError(
-            f"table: expected rows, start_ns, end_ns of equal length, got {len(rows)}, {len(start)}, {len(end)}"
-        )
     if wrong := [r for r in rows if len(r) != len(table["columns"])]:
         raise ValueError(f"table: expected {len(table['columns'])} cells a row, got {len(wrong[0])}")
-    return {
-        "title": _text(table["title"]),
-        "columns": [_text(c) for c in table["columns"]],
-        "rows": rows,
-        "start": start.tolist(),
-        "end": end.tolist(),
-    }
+    columns = [_text(c) for c in table["columns"]]
+    return {"title": _text(table["title"]), "columns": columns, "rows": rows, "start": start, "end": end}
