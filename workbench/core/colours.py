@@ -30,6 +30,7 @@ PATTERNS: dict[str, str] = {"idle": "/", "sync_wait": "x"}
 # over both found, seen with full colour vision and with each common deficiency, on white and on a dark page.
 SERIES: tuple[str, ...] = ("#4E47EE", "#AB5763", "#4E6817", "#96A856", "#CE79FD", "#787AAF", "#834596")
 GRID = "rgba(128,128,128,0.22)"
+SANS = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 MONO = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
 # Words: over 4.5:1 on white, where figures stand, and as a ground beneath white words.

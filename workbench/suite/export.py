@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -61,7 +62,8 @@ def to_html(
     target.parent.mkdir(parents=True, exist_ok=True)
     plotly = None
     if page.figures:
-        plotly = _relative(plotly_script(assets), target.parent)
+        script = os.path.relpath(plotly_script(assets).resolve(), target.parent.resolve())
+        plotly = quote(Path(script).as_posix())
     text = rendered(
         "page",
         title=page.title(source.stem),
@@ -84,10 +86,6 @@ def _static(name: str) -> str:
 def _script_json(value: Any) -> str:
     """Return JSON that cannot end the script element it stands in, whatever names it holds."""
     return json.dumps(value, allow_nan=False, default=str).replace("<", "\\u003c")
-
-
-def _relative(path: Path, start: Path) -> str:
-    return quote(Path(os.path.relpath(path.resolve(), start.resolve())).as_posix())
 
 
 def _side_by_side(layout: dict[str, Any]) -> bool:
@@ -133,20 +131,15 @@ class _Page:
         if cell.cell_type != "code":
             return {"kind": "text", "html": raw(f"<pre>{html.escape(cell.source)}</pre>")}
         tags = cell.metadata.get("tags", [])
-        label = "Parameters" if "parameters" in tags else "Code"
-        if "injected-parameters" in tags:
-            label = "Parameters that were set"
+        told = {"injected-parameters": "Parameters that were set", "parameters": "Parameters"}
+        label = next((words for tag, words in told.items() if tag in tags), "Code")
         shown = _merged(cell.get("outputs", []))
         views = [o["data"][WIDGET].get("model_id") for o in shown if WIDGET in o.get("data", {})]
         if any(view in self.saved for view in views):
             shown = [o for o in shown if not o.get("metadata", {}).get("workbench_stands_in")]
         outputs = [raw(text) for output in shown if (text := self.output(output))]
-        return {
-            "kind": "run",
-            "source": raw(_code(cell.source)) if cell.source else "",
-            "label": label,
-            "outputs": outputs,
-        }
+        source = raw(_code(cell.source)) if cell.source else ""
+        return {"kind": "run", "source": source, "label": label, "outputs": outputs}
 
     def output(self, output: Mapping[str, Any]) -> str:
         kind = output["output_type"]
@@ -167,10 +160,9 @@ class _Page:
             at = len(self.figures) - 1
             drawn = f'<div class="figure" data-figure="{at}" style="min-height:{int(height)}px">Figure</div>'
             return f'<div class="side-by-side">{drawn}</div>' if _side_by_side(figure.get("layout", {})) else drawn
-        if "text/html" in data:
-            return f'<div class="html">{data["text/html"]}</div>'
-        if "image/svg+xml" in data:
-            return f'<div class="html">{data["image/svg+xml"]}</div>'
+        for mime in ("text/html", "image/svg+xml"):
+            if mime in data:
+                return f'<div class="html">{data[mime]}</div>'
         for mime in ("image/png", "image/jpeg"):
             if mime in data:
                 encoded = html.escape("".join(data[mime].split()), quote=True)
@@ -241,17 +233,8 @@ def _merged(outputs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return merged
 
 
-SYMBOLS = {
-    "approx": "≈",
-    "ge": "≥",
-    "geq": "≥",
-    "le": "≤",
-    "leq": "≤",
-    "cdot": "·",
-    "times": "×",
-    "to": "→",
-    ",": "\u2009",
-}
+TEX = ["approx", "ge", "geq", "le", "leq", "cdot", "times", "to", ","]
+SYMBOLS: dict[str, str] = dict(zip(TEX, "≈≥≥≤≤·×→\u2009"))
 
 
 def _markdown(text: str) -> str:
@@ -259,13 +242,8 @@ def _markdown(text: str) -> str:
     from nbconvert.filters import markdown2html
 
     parts = re.split(r"(<(code|pre)\b.*?</\2>)", str(markdown2html(text)), flags=re.S)
-    shown = []
-    for i, part in enumerate(parts):
-        if i % 3 == 0:
-            shown.append(re.sub(r"(\$\$?)([^$<>]+)\1", lambda found: _formula(found[2]) or found[0], part))
-        elif i % 3 == 1:
-            shown.append(part)
-    return "".join(shown)
+    prose = (re.sub(r"(\$\$?)([^$<>]+)\1", lambda found: _formula(found[2]) or found[0], p) for p in parts[::3])
+    return "".join(chain.from_iterable(zip_longest(prose, parts[1::3], fillvalue="")))
 
 
 def _formula(tex: str) -> str | None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.colours import COLOURS, GRID, INK, LABELS, MONO, PATTERNS, SERIES
+from workbench.core.colours import COLOURS, GRID, INK, LABELS, MONO, PATTERNS, SANS, SERIES
 from workbench.views.contrast import ratio
 
 if TYPE_CHECKING:
@@ -29,34 +29,18 @@ def template() -> go.layout.Template:
     """Return the project's plotly template: on white in a notebook, light or dark; pages lay their own ground."""
     import plotly.graph_objects as go
 
-    axis = {
-        "gridcolor": GRID,
-        "zeroline": False,
-        "linecolor": GRID,
-        "ticks": "outside",
-        "tickcolor": GRID,
-        "automargin": True,
-    }
+    lines = dict.fromkeys(("gridcolor", "linecolor", "tickcolor"), GRID)
+    axis = {"zeroline": False, "ticks": "outside", "automargin": True} | lines
+    at_top = {"yref": "container", "y": 1, "yanchor": "top"}
+    bars = {"color": INK, "thickness": 1}
+    errors = {"error_x": bars, "error_y": bars}
     return go.layout.Template(
         layout={
             "colorway": list(SERIES),
             "paper_bgcolor": "#ffffff",
             "plot_bgcolor": "rgba(0,0,0,0)",
-            "font": {
-                "color": INK,
-                "size": 13,
-                "family": "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif",
-            },
-            "title": {
-                "x": 0,
-                "xanchor": "left",
-                "xref": "paper",
-                "y": 1,
-                "yref": "container",
-                "yanchor": "top",
-                "pad": {"t": 12},
-                "font": {"size": 16},
-            },
+            "font": {"color": INK, "size": 13, "family": SANS},
+            "title": {"xref": "paper", "x": 0, "xanchor": "left", "pad": {"t": 12}, "font": {"size": 16}} | at_top,
             "xaxis": axis,
             "yaxis": axis,
             "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
@@ -65,10 +49,7 @@ def template() -> go.layout.Template:
             "hoverlabel": {"font": {"family": MONO}},
             "bargap": 0.15,
         },
-        data={
-            kind: [{"error_x": {"color": INK, "thickness": 1}, "error_y": {"color": INK, "thickness": 1}}]
-            for kind in ("bar", "scatter")
-        },
+        data={"bar": [errors], "scatter": [errors]},
     )
 
 
@@ -126,41 +107,39 @@ def draw_lanes(
     import plotly.graph_objects as go
 
     seen = set() if seen is None else seen
-    lane, label, start, end, kind = (list(boxes[c]) for c in ("lane", "label", "start", "end", "kind"))
-    order = list(lanes) if lanes is not None else list(dict.fromkeys(lane))
+    rows = list(zip(*(boxes[c] for c in ("lane", "label", "start", "end", "kind"))))
+    order = list(lanes) if lanes is not None else list(dict.fromkeys(boxes["lane"]))
     where: dict[str, Any] = {"row": row, "col": 1} if row is not None else {}
-    for k in dict.fromkeys(kind):
-        at = [i for i, v in enumerate(kind) if v == k]
-        colour = COLOURS[k]
-        idle = k in PATTERNS
+    for kind in dict.fromkeys(boxes["kind"]):
+        lane, label, start, end = zip(*(r[:4] for r in rows if r[4] == kind))
+        colour, name, idle = COLOURS[kind], LABELS.get(kind, kind), kind in PATTERNS
         fig.add_trace(
             go.Bar(
                 orientation="h",
-                y=[lane[i] for i in at],
-                base=[float(start[i]) for i in at],
-                x=[float(end[i]) - float(start[i]) for i in at],
-                name=LABELS.get(k, k),
-                legendgroup=k,
-                showlegend=k not in seen,
+                y=lane,
+                base=[float(a) for a in start],
+                x=[float(b) - float(a) for a, b in zip(start, end)],
+                name=name,
+                legendgroup=kind,
+                showlegend=kind not in seen,
                 marker={
                     "color": "rgba(0,0,0,0)" if idle else colour,
                     "line": {"color": colour, "width": 1},
-                    "pattern": {"shape": PATTERNS.get(k, ""), "fgcolor": colour, "size": 6, "solidity": 0.35},
+                    "pattern": {"shape": PATTERNS.get(kind, ""), "fgcolor": colour, "size": 6, "solidity": 0.35},
                 },
-                text=[str(label[i]) for i in at] if labels and not idle else None,
+                text=[str(text) for text in label] if labels and not idle else None,
                 textposition="inside",
                 insidetextanchor="middle",
                 insidetextfont={"color": on(colour)},
                 textangle=0,
                 constraintext="inside",
-                customdata=[(str(label[i]), float(end[i])) for i in at],
-                hovertemplate="%{customdata[0]}<br>%{base:.4g} to %{customdata[1]:.4g} "
-                + unit
-                + f"<extra>{LABELS.get(k, k)}</extra>",
+                customdata=[(str(text), float(b)) for text, b in zip(label, end)],
+                hovertemplate=f"%{{customdata[0]}}<br>%{{base:.4g}} to %{{customdata[1]:.4g}} {unit}"
+                f"<extra>{name}</extra>",
             ),
             **where,
         )
-        seen.add(k)
+        seen.add(kind)
     fig.update_layout(barmode="overlay")
     fig.update_yaxes(categoryorder="array", categoryarray=order[::-1], **where)
     return fig

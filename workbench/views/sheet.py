@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from workbench.core.experiment import Check, Experiment, Result
@@ -65,9 +66,10 @@ def bandwidth_checks(result: Result, least_percent: float = 85.0, **match: Any) 
     return out
 
 
-def _by_arithmetic(row: dict[str, Any]) -> bool:
-    """Whether arithmetic, not bytes, sets the floor."""
-    return row["flop"] / row["dense_TFLOPs"] / 1e6 > row["bytes"] / row["copy_GBps"] / 1e3
+def _rate(row: dict[str, Any]) -> str:
+    """What sets the floor, arithmetic or bytes, as the rate that was reached."""
+    arithmetic = row["flop"] / row["dense_TFLOPs"] / 1e6 > row["bytes"] / row["copy_GBps"] / 1e3
+    return f"{row['TFLOPs']:.0f} TFLOP/s" if arithmetic else f"{row['GBps']:.0f} GB/s"
 
 
 def draw_sheet(
@@ -83,7 +85,8 @@ def draw_sheet(
     first = rows[0]
     fig = figure(title, height=235 + 32 * len(rows))
     impls = list(dict.fromkeys(r["impl"] for r in rows))
-    for i, impl in enumerate(impls):
+    told = ("time_us_p20", "time_us_p80", "launches", "submit_us_p50", "floor_us", "percent_of_floor")
+    for impl, colour in zip(impls, cycle(SERIES)):
         part = [r for r in rows if r["impl"] == impl]
         fig.add_trace(
             go.Bar(
@@ -91,27 +94,13 @@ def draw_sheet(
                 y=[label(r) for r in part],
                 x=[r["percent_of_floor" if limit_us is None else "time_us_p50"] for r in part],
                 name=impl,
-                marker_color=SERIES[i % len(SERIES)],
-                insidetextfont={"color": on(SERIES[i % len(SERIES)])},
-                text=[
-                    f"{r['time_us_p50']:.1f} us"
-                    + (f", {r['TFLOPs']:.0f} TFLOP/s" if _by_arithmetic(r) else f", {r['GBps']:.0f} GB/s")
-                    for r in part
-                ],
+                marker_color=colour,
+                insidetextfont={"color": on(colour)},
+                text=[f"{r['time_us_p50']:.1f} us, {_rate(r)}" for r in part],
                 textposition="auto",
                 insidetextanchor="start",
                 cliponaxis=False,
-                customdata=[
-                    (
-                        r["time_us_p20"],
-                        r["time_us_p80"],
-                        r["launches"],
-                        r["submit_us_p50"],
-                        r["floor_us"],
-                        r["percent_of_floor"],
-                    )
-                    for r in part
-                ],
+                customdata=[[r[name] for name in told] for r in part],
                 hovertemplate="%{y}<br>%{customdata[5]:.1f} % of the floor of %{customdata[4]:.1f} us<br>"
                 "p20 %{customdata[0]:.1f}, p80 %{customdata[1]:.1f} us<br>"
                 "%{customdata[2]} launches, %{customdata[3]:.0f} us to submit<extra></extra>",

@@ -28,24 +28,17 @@ def timeline_svg(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
     parts = []
     for i, kind in enumerate(dict.fromkeys(r["kind"] for r in boxes)):
-        parts.append(f'<rect x="{GUTTER + 125 * i}" y="4" width="11" height="11" fill="{COLOURS[kind]}"/>')
-        parts.append(_text(GUTTER + 125 * i + 16, 14, LABELS.get(kind) or str(kind)))
+        left = GUTTER + 125 * i
+        parts += [_box(left, 4, 11, 11, kind), _text(left + 16, 14, LABELS.get(kind) or str(kind))]
     for i, lane in enumerate(lanes):
         y = top + LANE * i
         parts.append(_text(GUTTER - 8, y + 15, lane[:22], "end"))
-        for r in (r for r in boxes if r["lane"] == lane):
-            left = x(r["start_us"])
-            parts.append(
-                f'<rect x="{left}" y="{y + 2}" width="{max(0.4, x(r["end_us"]) - left):.1f}" height="{LANE - 4}" '
-                f'fill="{COLOURS[r["kind"]]}"/>'
-            )
+        placed = [(x(r["start_us"]), x(r["end_us"]), r["kind"]) for r in boxes if r["lane"] == lane]
+        parts += [_box(left, y + 2, max(0.4, right - left), LANE - 4, kind) for left, right, kind in placed]
     foot = top + LANE * len(lanes)
     for lane in dict.fromkeys(r["lane"] for r in points):
-        path = " ".join(
-            f"{x(r['at_us'])},{foot + 8 + (CURVE - 12) * (1 - r['queued_us'] / most):.1f}"
-            for r in points
-            if r["lane"] == lane
-        )
+        curve = [(x(r["at_us"]), 1 - r["queued_us"] / most) for r in points if r["lane"] == lane]
+        path = " ".join(f"{at},{foot + 8 + (CURVE - 12) * depth:.1f}" for at, depth in curve)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS["headroom"]}" stroke-width="1.5"/>')
     if points:
         parts.append(_text(GUTTER - 8, foot + 16, f"headroom, to {most:.3g} us", "end"))
@@ -55,6 +48,10 @@ def timeline_svg(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {foot + 20}" style="max-width:{WIDTH}px" '
         f'role="img" aria-label="Timeline and headroom">{"".join(parts)}</svg>'
     )
+
+
+def _box(x: float, y: float, width: float, height: float, kind: str) -> str:
+    return f'<rect x="{x}" y="{y}" width="{width:.1f}" height="{height}" fill="{COLOURS[kind]}"/>'
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:

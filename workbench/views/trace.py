@@ -303,15 +303,12 @@ def sums_table(result: Result) -> Any:
 
 def accounted(result: Result) -> Check:
     """Every idle interval has a cause, and the causes add up."""
-    claim, worst = "Idle time by cause adds up to all idle time", 0.0
+    claim = "Idle time by cause adds up to all idle time"
     devices = [mine for mine in sums(result).values() if "idle" in mine]
     if not devices:
         return Check(claim, None, "no device operations")
-    for mine in devices:
-        causes = sum(
-            mine[k] for k in ("submission", "sync_blocked", "sync_rebuild", "turnaround", "dependency", "unknown")
-        )
-        worst = max(worst, abs(causes - mine["idle"]))
+    names = ("submission", "sync_blocked", "sync_rebuild", "turnaround", "dependency", "unknown")
+    worst = max(abs(sum(mine[name] for name in names) - mine["idle"]) for mine in devices)
     return Check(claim, worst < 1e-6, f"largest difference {worst:.6f} us")
 
 
@@ -338,9 +335,8 @@ def prediction_checks(result: Result) -> list[Check]:
         )
     if factors:
         value = f"median {np.median(factors):.2f} ({factors[0]:.2f} to {factors[-1]:.2f} over {len(factors)} rounds)"
-        checks.append(
-            Check("Host time of the same code, without reads over with them (a value, no claim)", None, value)
-        )
+        claim = "Host time of the same code, without reads over with them (a value, no claim)"
+        checks.append(Check(claim, None, value))
     return checks
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,24 +54,22 @@ class Explorer:
     def __init__(self, result: Result, only: Sequence[str] | None, choices: Mapping[str, Sequence[Any]]) -> None:
         self.first = result
         params = result.experiment.params
-        names = [f.name for f in dataclasses.fields(params)]
-        if unknown := set(only or ()) - set(names):
-            raise ValueError(f"unknown parameters {', '.join(sorted(unknown))}: allowed are {', '.join(names)}")
+        fields = {f.name: f for f in dataclasses.fields(params)}
+        if unknown := set(only or ()) - set(fields):
+            raise ValueError(f"unknown parameters {', '.join(sorted(unknown))}: allowed are {', '.join(fields)}")
         hints = typing.get_type_hints(params)
         self.controls = {}
-        for f in dataclasses.fields(params):
-            if only is not None and f.name not in only:
-                continue
-            control = _control(f, getattr(result.params, f.name), hints[f.name], choices.get(f.name))
-            if control is not None:
+        for name, f in fields.items():
+            control = _control(f, getattr(result.params, name), hints[name], choices.get(name))
+            if control is not None and (only is None or name in only):
                 control.observe(self._changed, names="value")
-                self.controls[f.name] = control
+                self.controls[name] = control
         reset = widgets.Button(description="Defaults", tooltip="Set every slider back to its default")
         reset.on_click(self._reset)
         self.output = widgets.Output()
         self.result: Result | None = None
         self._waiting: asyncio.TimerHandle | None = None
-        box = widgets.VBox([*self.controls.values(), reset]) if self.controls else widgets.VBox([])
+        box = widgets.VBox([*self.controls.values(), reset] if self.controls else [])
         self.view: Any = widgets.VBox([box, self.output])
         self.view.explorer = self
         self._show(result)
@@ -79,9 +78,8 @@ class Explorer:
         """Return the parameters as set."""
         values = {name: control.value for name, control in self.controls.items()}
         for f in dataclasses.fields(self.first.experiment.params):
-            if (
-                f.metadata.get("log") and f.name in values and f.metadata.get("choices") is None
-            ):  # ten to the power of a logarithm may miss its bound
+            # Ten to the power of a logarithm may miss its bound.
+            if f.metadata.get("log") and f.name in values and f.metadata.get("choices") is None:
                 values[f.name] = min(max(values[f.name], f.metadata["min"]), f.metadata["max"])
         return values
 
@@ -125,12 +123,8 @@ class Explorer:
 def _control(f: dataclasses.Field[Any], value: Any, hint: Any, choices: Sequence[Any] | None) -> Any:
     """Return a control for a field, None where neither its metadata nor `choices` bound it."""
     meta = f.metadata if choices is None else {**f.metadata, "choices": choices}
-    look = {
-        "description": f.name.replace("_", " "),
-        "style": {"description_width": "12em"},
-        "layout": {"width": "36em"},
-        "tooltip": meta.get("doc", ""),
-    }
+    look = {"style": {"description_width": "12em"}, "layout": {"width": "36em"}, "tooltip": meta.get("doc", "")}
+    look["description"] = f.name.replace("_", " ")
     if meta.get("choices") is not None and meta.get("log"):
         return widgets.SelectionSlider(options=list(meta["choices"]), value=value, continuous_update=False, **look)
     if meta.get("choices") is not None:
@@ -145,11 +139,8 @@ def _control(f: dataclasses.Field[Any], value: Any, hint: Any, choices: Sequence
     if hint is int:
         return widgets.IntSlider(value, low, high, int(meta.get("step") or 1), continuous_update=False, **look)
     if meta.get("log"):
-        import math
-
-        return widgets.FloatLogSlider(
-            value, min=math.log10(low), max=math.log10(high), step=0.01, continuous_update=False, **look
-        )
+        ends = {"min": math.log10(low), "max": math.log10(high)}
+        return widgets.FloatLogSlider(value, step=0.01, continuous_update=False, **ends, **look)
     step = meta.get("step") or (high - low) / 100
     return widgets.FloatSlider(
         value, min=low, max=high, step=step, continuous_update=False, readout_format=".3g", **look

@@ -221,9 +221,9 @@ class _Pack(bytearray):
         return entry
 
 
-def _complete(where: str, given: Mapping[str, Any], wanted: Sequence[str]) -> None:
-    """Raise ValueError where a wanted column is missing, or where their lengths differ."""
-    if missing := [c for c in wanted if c not in given]:
+def _complete(where: str, given: Mapping[str, Any], wanted: Sequence[str], *others: str) -> None:
+    """Raise ValueError where a wanted column or one of `others` is missing, or where the columns' lengths differ."""
+    if missing := [c for c in (*others, *wanted) if c not in given]:
         raise ValueError(f"{where}: missing {', '.join(missing)}; expected {', '.join(wanted)}, got {', '.join(given)}")
     lengths = {c: len(given[c]) for c in wanted}
     if len(set(lengths.values())) > 1:
@@ -316,7 +316,7 @@ def _levels(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, int]:
 
 def _curve(index: int, curve: Mapping[str, Any], origin: int, pack: _Pack) -> dict[str, Any]:
     where = f"curves[{index}]"
-    _complete(where, curve, ("t_ns", "before", "after"))
+    _complete(where, curve, ("t_ns", "before", "after"), "label")
     t = _integers(f"{where}['t_ns']", curve["t_ns"]) - origin
     if np.any(np.diff(t) < 0):
         raise ValueError(f"{where}['t_ns']: expected sorted times")

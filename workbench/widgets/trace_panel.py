@@ -49,21 +49,17 @@ class TracePanel:
         self.window: Any = None
         self.replay: Any = None
         self.answer: dict[str, Any] = {}
-        self.path = w.Text(
-            placeholder="path of a .json, .json.gz or .sqlite trace",
-            description="trace",
-            continuous_update=False,
-            layout={"width": "98%"},
-        )
+        wide = {"layout": {"width": "98%"}}
+        example = "path of a .json, .json.gz or .sqlite trace"
+        self.path = w.Text(placeholder=example, description="trace", continuous_update=False, **wide)
         self.drop = FileDrop(self.open, label="a trace", accept=".json,.gz,.sqlite")
-        self.message = w.Text(disabled=True, description="state", layout={"width": "98%"})
+        self.message = w.Text(disabled=True, description="state", **wide)
         self.waits = w.Dropdown(options=["none", "all"], value="none", description="remove waits", style=WIDE)
-        slider = {"min": 0.0, "max": 2.0, "step": 0.05, "value": 1.0, "continuous_update": False}
-        self.host = w.FloatSlider(description="host cost x", style=WIDE, **slider)
-        self.device = w.FloatSlider(description="device time x", style=WIDE, **slider)
-        self.merge = w.SelectionSlider(
-            options=[1, 2, 4, 8, 16, 64, 256, 1_000_000], value=1, description="merge launches", style=WIDE
-        )
+        slider = {"min": 0.0, "max": 2.0, "step": 0.05, "value": 1.0, "continuous_update": False, "style": WIDE}
+        self.host = w.FloatSlider(description="host cost x", **slider)
+        self.device = w.FloatSlider(description="device time x", **slider)
+        merged = [1, 2, 4, 8, 16, 64, 256, 1_000_000]
+        self.merge = w.SelectionSlider(options=merged, value=1, description="merge launches", style=WIDE)
         self.text = w.Textarea(disabled=True, layout={"width": "98%", "height": "260px"})
         for field in (self.message, self.text):
             field.add_class(TOLD)
@@ -74,18 +70,15 @@ class TracePanel:
             control.observe(self._changed, names="value")
         self.path.observe(self._path_given, names="value")
         self.save.on_click(self._save)
-        self.box = w.VBox(
-            [
-                w.VBox([self.path, self.drop]),
-                self.message,
-                w.HBox([self.waits, self.merge]),
-                w.HBox([self.host, self.device]),
-                self.text,
-                w.HBox([self.save_as, self.save]),
-                self.view,
-                w.HTML(STYLE, layout={"display": "none"}),
-            ]
-        )
+        rows = [
+            w.VBox([self.path, self.drop]),
+            self.message,
+            w.HBox([self.waits, self.merge]),
+            w.HBox([self.host, self.device]),
+            self.text,
+            w.HBox([self.save_as, self.save]),
+        ]
+        self.box = w.VBox([*rows, self.view, w.HTML(STYLE, layout={"display": "none"})])
         if result is not None:
             from workbench.views.trace import opened
 
@@ -132,13 +125,10 @@ class TracePanel:
         from workbench.views.trace import view_arguments
         from workbench.widgets import trace_view
 
+        arguments = view_arguments(self.analysis, self.window, title=name, badge=f"file {name}", most=1_000_000)
         self.view.clear_output(wait=True)
         with self.view:
-            display(
-                trace_view(
-                    **view_arguments(self.analysis, self.window, title=name, badge=f"file {name}", most=1_000_000)
-                )
-            )
+            display(trace_view(**arguments))
 
     def _changed(self, _: Any = None) -> None:
         from workbench.traces.replay import gain, spans, what_if
@@ -155,15 +145,9 @@ class TracePanel:
             self.text.value = str(error)
             return
         scaled = (self.host.value, self.device.value, self.merge.value) != (1, 1, 1)
-        told = gain(self.answer, scaled or chosen is not False)
-        lines = [
-            str(self.verdict),
-            "",
-            told,
-            *spans(self.answer),
-            *(f"- {text}" for text in self.answer["assumptions"]),
-        ]
-        self.text.value = "\n".join(lines)
+        told = [gain(self.answer, scaled or chosen is not False), *spans(self.answer)]
+        assumed = [f"- {text}" for text in self.answer["assumptions"]]
+        self.text.value = "\n".join([str(self.verdict), "", *told, *assumed])
 
     def _save(self, _: Any = None) -> None:
         from workbench.traces.summary import summarise
@@ -172,11 +156,8 @@ class TracePanel:
             self.message.value = "nothing to save: open a trace first"
             return
         target = Path(self.save_as.value).expanduser()
-        content = {
-            "summary": summarise(self.analysis, self.window),
-            "verdict": self.verdict.as_dict(),
-            "what_if": self.answer,
-        }
+        found = {"summary": summarise(self.analysis, self.window), "verdict": self.verdict.as_dict()}
+        content = found | {"what_if": self.answer}
         try:
             replace_file(target, json.dumps(content, indent=1))
         except OSError as error:
