@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
-from workbench.models.schedules import REPORT_MULTIPLES, report_fractions
+from workbench.models.schedules import REPORT_FRACTIONS, REPORT_MULTIPLES
 from workbench.views.archives import archived, opener
 
 if TYPE_CHECKING:
@@ -50,9 +50,8 @@ class BatchWarmupParams(Params):
 
 
 def _fractions(count: int) -> tuple[float, ...]:
-    printed = report_fractions()
-    if count == len(printed):
-        return printed
+    if count == len(REPORT_FRACTIONS):
+        return REPORT_FRACTIONS
     return tuple((i + 1) / (count + 1) for i in range(count))
 
 

@@ -65,7 +65,7 @@ def _derived() -> list[dict[str, Any]]:
 
     printed = table_47()
     rows = []
-    for workload, sparse in (("reference", c.REFERENCE_30_BLOCK), ("profiling", c.PROFILING)):
+    for workload, sparse in c.WORKLOADS.items():
         t = {q: v[workload] for q, v in printed.items()}
         active, total, batch = (t[q].value for q in ("active_params", "total_params", "global_batch_tokens"))
         computed = _ratios(active, total, batch, sparse)
@@ -93,18 +93,18 @@ def _open() -> dict[str, list[dict[str, Any]]]:
     sizes = {(q, w): c.Interval(*t[f"{q}_params"][w].interval) for q in ("total", "active") for w in WORKLOADS}
     u = c.undetermined(*(sizes[q, w] for w in WORKLOADS for q in ("total", "active")))
     exact, gaps, ranges = [], [], []
-    for workload, sparse in (("reference", c.REFERENCE_30_BLOCK), ("profiling", c.PROFILING)):
+    for workload, sparse in c.WORKLOADS.items():
         for quantity in ("routed_params", "active_routed_params", "inactive_params", "router_params"):
             exact.append({"workload": workload, "quantity": quantity, "value": float(getattr(sparse, quantity))})
         gap = sizes["total", workload] - sizes["active", workload]
         gaps.append({"workload": workload, "low": gap.low, "high": gap.high, "agrees": sparse.inactive_params in gap})
-        ranges += [(workload, f"{n} parameters", getattr(u, f"{n}_{workload}")) for n in ("total", "unrouted")]
+        ranges += [(workload, f"{n} parameters", u[f"{n}_{workload}"]) for n in ("total", "unrouted")]
     ranges += [
-        ("both", "mixer + shared expert, mean of an added block", u.per_extra_block),
-        ("both", "mixer per block", u.mixer_if_shared),
-        ("both", "embedding + head + two dense feed-forwards", u.rest),
+        ("both", "mixer + shared expert, mean of an added block", u["per_extra_block"]),
+        ("both", "mixer per block", u["mixer"]),
+        ("both", "embedding + head + two dense feed-forwards", u["rest"]),
     ]
-    widths = {M: c.dense_width_range(u.rest, M * 1e6, c.PROFILING) for M in range(0, 441, 20)}
+    widths = {M: c.dense_width_range(u["rest"], M * 1e6, c.PROFILING) for M in range(0, 441, 20)}
     return {
         "exact": exact,
         "gap": gaps,

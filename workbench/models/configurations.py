@@ -174,6 +174,7 @@ REFERENCE_30_BLOCK = Sparse(blocks=30, dense_blocks=2, d_model=1536, routed_expe
 """Routed part of the 30-block reference. Its mixers, dense widths and vocabulary are not printed."""
 PROFILING = Sparse(blocks=8, dense_blocks=2, d_model=1536, routed_experts=32, top_k=8, expert_width=1536)
 """Routed part of the reduced profiling workload."""
+WORKLOADS = {"reference": REFERENCE_30_BLOCK, "profiling": PROFILING}
 
 
 def alpha_P(active_params: float, total_params: float) -> float:
@@ -203,29 +204,6 @@ def accumulation_microbatches(global_batch_tokens: float, data_parallel: int, ra
     return global_batch_tokens / (data_parallel * rank_microbatch_tokens)
 
 
-@dataclass(frozen=True)
-class Undetermined:
-    """What the printed sizes of the reference and the profiling workload leave open (parameters, as intervals).
-
-    Attributes:
-        total_reference: total of the reference, tightened by its active count.
-        total_profiling: total of the profiling workload, likewise.
-        unrouted_reference: everything but routed experts, reference.
-        unrouted_profiling: everything but routed experts, profiling workload.
-        per_extra_block: mean mixer + shared expert of one of the reference's additional routed blocks.
-        mixer_if_shared: the mixer's part of it if the shared expert is as wide as a routed one; else unknown.
-        rest: embedding, head and the two dense feed-forwards together, under the same condition.
-    """
-
-    total_reference: Interval
-    total_profiling: Interval
-    unrouted_reference: Interval
-    unrouted_profiling: Interval
-    per_extra_block: Interval
-    mixer_if_shared: Interval
-    rest: Interval
-
-
 def tightened_total(total: Interval, active: Interval, sparse: Sparse) -> Interval:
     """Return the totals that both printed figures allow: total - active is exactly the inactive experts.
 
@@ -243,23 +221,35 @@ def tightened_total(total: Interval, active: Interval, sparse: Sparse) -> Interv
 
 def undetermined(
     total_reference: Interval, active_reference: Interval, total_profiling: Interval, active_profiling: Interval
-) -> Undetermined:
+) -> dict[str, Interval]:
     """Return what the printed sizes of the two workloads leave open, if they share width, mixers and dense blocks.
 
     It assumes equal embedding, dense blocks and mean mixer in both; the report says only that width and mixer family
     are the same.
+
+    Returns:
+        Parameters by name: total_reference and total_profiling, each tightened by its active count;
+        unrouted_reference and unrouted_profiling, everything but routed experts; per_extra_block, mean mixer + shared
+        expert of one of the reference's additional routed blocks. If the shared expert is as wide as a routed one also
+        mixer, that part of it, and rest: embedding, head and the two dense feed-forwards together.
     """
-    reference, profiling = REFERENCE_30_BLOCK, PROFILING
+    reference, profiling = WORKLOADS.values()
     total_r = tightened_total(total_reference, active_reference, reference)
     total_p = tightened_total(total_profiling, active_profiling, profiling)
-    unrouted_r = total_r - float(reference.routed_params)
-    unrouted_p = total_p - float(profiling.routed_params)
+    unrouted_r, unrouted_p = total_r - float(reference.routed_params), total_p - float(profiling.routed_params)
     known = float(reference.router_params - profiling.router_params)
     per_block = (unrouted_r - unrouted_p - known).scaled(1 / (reference.routed_blocks - profiling.routed_blocks))
     mixer = per_block - float(profiling.params_per_expert)
     rest = unrouted_p - float(profiling.router_params) - per_block.scaled(profiling.routed_blocks)
-    rest = rest - mixer.scaled(profiling.dense_blocks)
-    return Undetermined(total_r, total_p, unrouted_r, unrouted_p, per_block, mixer, rest)
+    return {
+        "total_reference": total_r,
+        "total_profiling": total_p,
+        "unrouted_reference": unrouted_r,
+        "unrouted_profiling": unrouted_p,
+        "per_extra_block": per_block,
+        "mixer": mixer,
+        "rest": rest - mixer.scaled(profiling.dense_blocks),
+    }
 
 
 def dense_width_range(rest: Interval, embedding_params: float, sparse: Sparse) -> Interval | None:

@@ -86,7 +86,7 @@ def swiglu(valid_rows: int, expert_width: int, backward: bool = False) -> Cost:
     return Cost(valid_rows * expert_width * (5 if backward else 3) * BF16_BYTES)
 
 
-def grouped_gemm(valid_rows: int, k: int, n: int, experts: int, wgrad: bool = False) -> Cost:
+def grouped_gemm(valid_rows: int, k: int, n: int, experts: int) -> Cost:
     """rows [M, K] x weights [L, K, N] to [M, N]; as a weight gradient, two row matrices in and [L, K, N] out.
 
     Weights of an expert without rows are counted too: which experts are empty is not known from shapes.

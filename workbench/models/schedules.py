@@ -11,9 +11,10 @@ REPORT_MULTIPLES = (1, 2, 3, 6, 9, 15, 24)
 """Global batch of the report's run, in Mi tokens."""
 REPORT_TOTAL_TOKENS = 2.07e12
 REPORT_LATE_TRANSITIONS = (409e9, 777e9, 1.375e12)
-"""Cumulative tokens of the last three of the six transitions; the report does not print the first three."""
-OUR_EARLY_FRACTIONS = (0.012, 0.036, 0.091)
-"""Where we put the three transitions that the report does not print: ours, geometric up to the first printed one."""
+"""Cumulative tokens of the last three of the six transitions."""
+REPORT_FRACTIONS = (0.012, 0.036, 0.091, *(t / REPORT_TOTAL_TOKENS for t in REPORT_LATE_TRANSITIONS))
+"""The six transitions as fractions of all training tokens. The report does not print the first three: those are ours,
+geometric up to the first printed one."""
 
 
 def warmup_stable_decay(
@@ -52,16 +53,11 @@ class BatchStage:
     lr_scale: float
 
 
-def report_fractions() -> tuple[float, ...]:
-    """Return the six transitions as fractions of all training tokens: three ours, three printed."""
-    return OUR_EARLY_FRACTIONS + tuple(t / REPORT_TOTAL_TOKENS for t in REPORT_LATE_TRANSITIONS)
-
-
 def batch_warmup(
     total_tokens: int,
     *,
     multiples: tuple[int, ...] = REPORT_MULTIPLES,
-    fractions: tuple[float, ...] | None = None,
+    fractions: tuple[float, ...] = REPORT_FRACTIONS,
     alpha: float = 0.5,
 ) -> list[BatchStage]:
     """Return the stages of a batch-size warmup; the learning rate is multiplied by (B_new / B_old)^alpha at each.
@@ -76,7 +72,6 @@ def batch_warmup(
 
     Source: report, Appendix B.8, Equation 63.
     """
-    fractions = report_fractions() if fractions is None else fractions
     if len(fractions) != len(multiples) - 1:
         raise ValueError(
             f"{len(multiples)} batch multiples need {len(multiples) - 1} transitions, got {len(fractions)}"
