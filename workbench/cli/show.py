@@ -8,14 +8,15 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from workbench.cli.table import elided, flowed, overview, rounded, whole
+from rich.table import Column, Table
+from rich.text import Text
+
+from workbench.cli.table import elided, flowed, overview, rendered, rounded, whole
 from workbench.core.output import line_width, plain, say
 from workbench.suite.verdict import STANDINGS, standing
 
 if TYPE_CHECKING:
     from workbench.core.experiment import Check, Result
-
-_WORD = max(map(len, STANDINGS))
 
 
 def show(result: Result, part: str | None = None, everything: bool = False) -> None:
@@ -56,14 +57,14 @@ def _heading(result: Result, width: int) -> Iterator[str]:
 
 def _claims(result: Result, width: int) -> Iterator[str]:
     """Yield each claim after its standing; what decided it follows on the same line where it fits."""
+    word = max(map(len, STANDINGS))
+    table = Table.grid(Column(justify="right", min_width=word), Column(), padding=(0, 2, 0, 0))
     for check in result.checks:
-        first = f"{standing(check.as_dict()):>{_WORD}}  {check.claim}"
         value = _decided_by(check)
-        beside = value and len(first) + 2 + len(value) <= width
-        below = " " * (_WORD + 2)
-        yield from _filled(f"{first}  {value}" if beside else first, width, below)
-        for text in ("" if beside else value, check.known):
-            yield from _filled(f"{below}{text}", width, below) if text else ()
+        between = "  " if len(check.claim) + len(value) + 2 <= width - word - 2 else "\n"
+        told = f"{check.claim}{between}{value}".rstrip()
+        table.add_row(standing(check.as_dict()), Text(plain("\n".join(filter(None, (told, check.known))))))
+    return rendered(table, width)
 
 
 def _summary(result: Result, width: int) -> Iterator[str]:

@@ -1,28 +1,33 @@
-"""Named tables as lines to read: one block for each."""
+"""Named tables as lines to read: one block for each, laid out by rich."""
 
 from __future__ import annotations
 
+import io
 import math
-import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import polars as pl
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from workbench.core.output import plain
 
 ROWS_OF_EACH, ROWS_OF_ALL, LINES_IN_FULL = 6, 20, 40
 """What `overview` shows: rows where there are several tables, rows where there is one, and how much is shown whole."""
 NO_VALUE = "–"
-_GAP, _MARGIN = "  ", "  "
+_GAP = 2
 
 
 def overview(tables: Mapping[str, pl.DataFrame], width: int) -> Iterator[str]:
     """Yield lines of at most `width` columns: of each table the first and last rows, and as many columns as fit."""
     one = len(tables) == 1
     for name, table in tables.items():
-        option = "--all" if one else f"--part {_quoted(name)}"
+        option = "--all" if one else f"--part {plain(shlex.quote(name))}"
         yield from _titled("" if one else name, table, width, ROWS_OF_ALL if one else ROWS_OF_EACH, option)
 
 
@@ -44,8 +49,8 @@ def _titled(name: str, group: pl.DataFrame, width: int, limit: int | None = None
     same = [c for c in columns if len(c) > 1 and c.n_unique() == 1]
     differing = [c for c in columns if len(c) == 1 or c.n_unique() > 1]
     if same:
-        values = [f"{_text(c.name)}={elided(_column([c[0]])[0], width // 2)}" for c in same]
-        yield from flowed(f"{_MARGIN}in every row: ", values, width)
+        values = [f"{_text(c.name)}={elided(_cells([c[0]])[0], width // 2)}" for c in same]
+        yield from flowed("  in every row: ", values, width)
     if differing:
         yield from _rows(pl.DataFrame(differing), width, limit, option)
     yield ""
@@ -55,70 +60,75 @@ def _rows(group: pl.DataFrame, width: int, limit: int | None, option: str) -> It
     cut = limit is not None and group.height > limit + 1
     half = limit // 2 if limit is not None and cut else 0
     shown = group.head(half).vstack(group.tail(half)) if cut else group
-    inside = width - len(_MARGIN)
-    columns, blocks = _fitted(shown, inside)
+    columns = [_column(c, width * 2 // 5) for c in shown.get_columns()]
+    narrow = [_column(c, width // 4) for c in shown.get_columns()]
+    if sum(c.width for c in columns) > width >= sum(c.width for c in narrow):
+        columns = narrow
+    # Columns before the first measured one name a row; below they come again.
+    names = columns[: next((i for i, c in enumerate(shown.dtypes) if c.is_float()), len(columns))]
+    blocks = _blocks(columns, names, width)
     left_out = []
     if limit is not None and (cut or shown.height * len(blocks) > LINES_IN_FULL):
-        left_out = [_text(shown.columns[c]) for block in blocks[1:] for c in block if c not in blocks[0]]
+        left_out = [c.name for block in blocks[1:] for c in block if c not in blocks[0]]
         blocks = blocks[:1]
     elif len(blocks) > 1:  # a row that goes on below is known again by its number
-        columns = [_padded("#", range(1, shown.height + 1), inside, inside), *columns]
-        blocks = _blocks(columns, inside, _leading(shown) + 1)
+        number = _column(pl.Series("#", range(1, shown.height + 1)), width)
+        blocks = _blocks([number, *columns], [number, *names], width)
     for i, block in enumerate(blocks):
         if i:
             yield ""
-        for at, cells in enumerate(zip(*(columns[c] for c in block), strict=True)):
-            yield (_MARGIN + _GAP.join(cells)).rstrip()
+        table = Table(box=None, padding=(0, 0, 0, _GAP))
+        for c in block:
+            justify = "right" if c.numbers else "left"
+            table.add_column(c.name, justify=justify, no_wrap=True, overflow="ellipsis", max_width=c.width - _GAP)
+        for row in zip(*(c.cells for c in block)):
+            table.add_row(*map(Text, row))
+        for at, line in enumerate(rendered(table, width)):
+            yield line
             if cut and at == half:
-                yield f"{_MARGIN}… {group.height - shown.height:,} more; {option} prints all"
+                yield f"  … {group.height - shown.height:,} more; {option} prints all"
     if left_out:
-        yield from flowed(f"{_MARGIN}more columns ({option}): ", left_out, width)
+        yield from flowed(f"  more columns ({option}): ", left_out, width)
 
 
-def _fitted(rows: pl.DataFrame, width: int) -> tuple[list[list[str]], list[list[int]]]:
-    """Return columns and blocks of columns, with text elided further where all columns then stand side by side."""
-    found = []
-    for limit in (width * 2 // 5, width // 4):
-        columns = [_padded(c, rows[c], width, limit) for c in rows.columns]
-        found.append((columns, _blocks(columns, width, _leading(rows))))
-        if len(found[-1][1]) == 1:
-            return found[-1]
-    return found[0]
+class _Column(NamedTuple):
+    """Heading and cells of a column as text, and how much of a line it takes; numbers stand to the right."""
+
+    name: str
+    cells: list[str]
+    width: int
+    numbers: bool
 
 
-def _leading(rows: pl.DataFrame) -> int:
-    """Return how many columns come before the first measured one: they name a row."""
-    return next((i for i, c in enumerate(rows.columns) if rows[c].dtype.is_float()), rows.width)
+def _column(values: pl.Series, most: int) -> _Column:
+    """Return a column whose cells take at most `most`."""
+    name, cells = _text(values.name), _cells(values.to_list())
+    size = max(cell_len(name), min(most, max(map(cell_len, cells))))
+    return _Column(name, cells, size + _GAP, values.dtype.is_numeric())
 
 
-def _blocks(columns: Sequence[Sequence[str]], width: int, leading: int) -> list[list[int]]:
-    """Return column numbers that fit side by side, block after block; later blocks repeat the `leading` ones."""
-    sizes = [len(c[0]) + len(_GAP) for c in columns]
-    while sum(sizes[:leading]) > width // 2:
-        leading -= 1
-    room = width + len(_GAP)
-    blocks: list[list[int]] = [[]]
-    for i, size in enumerate(sizes):
-        if blocks[-1] and sum(sizes[c] for c in blocks[-1]) + size > room:
-            repeated = range(min(leading, i))
-            blocks.append(list(repeated) if sum(sizes[c] for c in repeated) + size <= room else [])
-        blocks[-1].append(i)
+def _blocks(columns: list[_Column], names: list[_Column], room: int) -> list[list[_Column]]:
+    """Return columns that fit side by side, block after block; later blocks repeat those that name a row."""
+    while sum(c.width for c in names) > (room - _GAP) // 2:
+        names = names[:-1]
+    blocks: list[list[_Column]] = [[]]
+    for column in columns:
+        if blocks[-1] and sum(c.width for c in blocks[-1]) + column.width > room:
+            blocks.append(list(names) if sum(c.width for c in names) + column.width <= room else [])
+        blocks[-1].append(column)
     return blocks
 
 
-def _padded(name: str, values: Iterable[Any], width: int, limit: int) -> list[str]:
-    """Return heading and cells of one column, all of one width: numbers to the right, text to the left.
-
-    The heading is at most `width` long, a cell `limit`.
-    """
-    values = list(values)
-    cells = [elided(_text(name), width), *(elided(text, limit) for text in _column(values))]
-    size = max(map(len, cells))
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values if v is not None)
-    return [c.rjust(size) if numbers else c.ljust(size) for c in cells]
+def rendered(table: Table, width: int) -> Iterator[str]:
+    """Yield a table's lines, at most `width` columns wide, without colours or spaces at their ends."""
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None)
+    with console.capture() as capture:
+        console.print(table)
+    for line in capture.get().split("\n")[:-1]:
+        yield line.rstrip()
 
 
-def _column(values: Sequence[Any]) -> list[str]:
+def _cells(values: Sequence[Any]) -> list[str]:
     return rounded(values) if any(isinstance(v, float) for v in values) else [_text(v) for v in values]
 
 
@@ -155,27 +165,15 @@ def rounded(values: Sequence[float | None]) -> list[str]:
 
 
 def elided(text: str, limit: int) -> str:
-    """Return text of at most `limit` characters; longer text ends in an ellipsis, after a whole word where possible."""
-    if len(text) <= limit:
-        return text
-    cut = text[: limit - 1]
-    if text[limit - 1].isalnum():
-        cut = re.sub(r"[^\W_]+$", "", cut) if re.search(r"[\W_]", cut[limit // 2 :]) else cut
-    return cut.rstrip() + "…"
+    """Return text of at most `limit` columns; longer text ends in an ellipsis."""
+    short = Text(text)
+    short.truncate(limit, overflow="ellipsis")
+    return short.plain
 
 
-def flowed(label: str, items: Sequence[str], width: int) -> Iterator[str]:
-    """Yield a list after its label, in lines of at most `width` columns; an item is not divided."""
+def flowed(label: str, items: Sequence[str], width: int) -> list[str]:
+    """Return a list after its label, in lines of at most `width` characters; an item that fits is not divided."""
+    whole = ", ".join(item.replace(" ", "\xa0") for item in items)
     below = " " * (len(label) - len(label.lstrip()) + 2)
-    line = label
-    for i, item in enumerate(items):
-        piece = elided(item, width - len(below) - 1) + ("," if i + 1 < len(items) else "")
-        if line.strip() and len(line) + len(piece) > width:
-            yield line.rstrip()
-            line = below
-        line += f"{piece} "
-    yield line.rstrip()
-
-
-def _quoted(name: str) -> str:
-    return plain(shlex.quote(name))
+    lines = textwrap.wrap(f"{label}{whole}", width, subsequent_indent=below, break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines]
