@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
+
+from workbench.cli.options import Json
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command("audit")
-def audit(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as recordings keep it.")] = False) -> None:
+def audit(as_json: Json = False) -> None:
     """Print GPUs, links, driver, software and the interpreter that is really active; no names, paths or addresses."""
     from rich.console import Console
     from rich.table import Table

@@ -10,19 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.core.output import say
+from workbench.cli.options import Json, Scheduler, Window, Workers, default_jobs, refusing
+from workbench.core.output import refuse, say
 
 APART_US = 60e6
 
 
 def folder_command(
     folder: Annotated[Path, typer.Argument(help="Folder with one trace per rank.")],
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="Reading processes; default: cores, at most 4. Each holds one trace.")
-    ] = None,
-    scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler to read through instead.")] = None,
-    window: Annotated[str, typer.Option("--window", help="all, steps, step:N, a range's name, or A:B.")] = "all",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    processes: Workers = None,
+    scheduler: Scheduler = None,
+    window: Window = "all",
+    as_json: Json = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON to this file.")] = None,
 ) -> None:
     """Summarise every rank's trace, the skew between ranks and the ranks that stand out.
@@ -32,18 +31,17 @@ def folder_command(
     from rich.console import Console
     from rich.progress import track
 
-    from workbench.cli.suite import default_jobs
     from workbench.suite.process import write_json
+    from workbench.suite.sweep import cluster
     from workbench.traces import NAMES, TraceError, trace_files
     from workbench.traces.folder import analyse_folder
 
     console = Console(stderr=True)
     if out is not None and out.resolve().parent == folder.resolve() and out.name.endswith(NAMES):
-        typer.echo(f"workbench trace: --out {out}: expected a file that is not read as one of the traces", err=True)
-        raise typer.Exit(2)
-    try:
+        refuse(f"--out {out}: expected a file that is not read as one of the traces", "trace")
+    with refusing(TraceError, OSError, group="trace"):
         ticks = iter(track(trace_files(folder), description="ranks", console=console))
-        with _client(scheduler) as client:
+        with cluster(scheduler, 1, 0) if scheduler else contextlib.nullcontext() as client:
             report = analyse_folder(
                 folder,
                 processes=processes or default_jobs(),
@@ -55,25 +53,11 @@ def folder_command(
             pass
         if out is not None:
             write_json(out, report.as_dict())
-    except (TraceError, OSError) as error:
-        typer.echo(f"workbench trace: {error}", err=True)
-        raise typer.Exit(2) from error
     if as_json:
         print(json.dumps(report.as_dict(), indent=1, allow_nan=False))
     else:
         show_report(report)
     raise typer.Exit(int(bool(report.damaged)))
-
-
-@contextlib.contextmanager
-def _client(address: str | None) -> Any:
-    if address is None:
-        yield None
-        return
-    from workbench.suite.sweep import cluster
-
-    with cluster(address, 1, 0) as client:
-        yield client
 
 
 def show_report(report: Any) -> None:

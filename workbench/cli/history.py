@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.cli.suite import Json
+from workbench.cli.options import Json, refusing
 from workbench.core.output import plain, refuse
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def stitch(
     """Stitch each run's segments, newest winning at an overlapping step, and say what was done."""
     import polars as pl
 
+    from workbench.core.files import replacing
+
     if out is not None and out.suffix.lower() not in (".csv", ".parquet"):
         refuse(f"--out {out}: expected .csv or .parquet", "history")
     if out is not None and archive.resolve() in (out.resolve(), *out.resolve().parents):
@@ -54,10 +56,13 @@ def stitch(
         )
         if not as_json:
             print(f"run {plain(run.title)}, seed {run.seed}")
-            _lines([*merged.lines(), *run.notes, f"metrics: {', '.join(report[-1]['metrics'])}"])
+            for line in (*merged.lines(), *run.notes, f"metrics: {', '.join(report[-1]['metrics'])}"):
+                print(f"  {plain(line)}")
     if out is not None:
         stitched = pl.concat(tables, how="diagonal")
-        _write(stitched, out)
+        write = stitched.write_csv if out.suffix.lower() == ".csv" else stitched.write_parquet
+        with refusing(OSError, group="history", before=f"--out {out}: "), replacing(out) as temporary:
+            write(temporary)
         if not as_json:
             print(f"wrote {len(stitched)} rows to {plain(str(out))}")
     if as_json:
@@ -83,10 +88,8 @@ def window(
     for run in _read(archive, step, order):
         table, _ = run.stitched()
         for name in metric:
-            try:
+            with refusing(ValueError, group="history", before=f"run {run.title!r}: "):
                 found = window_median(table, name, first, last)
-            except ValueError as error:
-                refuse(f"run {run.title!r}: {error}", "history")
             rows.append({"run": run.title, "seed": run.seed, "metric": name, "first": first, "last": last} | found)
     if as_json:
         # JSON has neither NaN (no value) nor infinity (a loss that diverged).
@@ -104,23 +107,6 @@ def window(
 def _read(archive: Path, step: str | None, order: str) -> list[Run]:
     from workbench.training.archive import read_archive
 
-    try:
+    with refusing(ValueError, OSError, group="history"):
         runs = read_archive(archive, step=step, order=order)  # type: ignore[arg-type]
-    except (ValueError, OSError) as error:
-        refuse(str(error), "history")
     return runs or refuse(f"{archive.name}: expected a run with metrics, found none", "history")
-
-
-def _write(table: Any, out: Path) -> None:
-    from workbench.core.files import replacing
-
-    try:
-        with replacing(out) as temporary:
-            (table.write_csv if out.suffix.lower() == ".csv" else table.write_parquet)(temporary)
-    except OSError as error:
-        refuse(f"--out {out}: {error}", "history")
-
-
-def _lines(lines: list[str]) -> None:
-    for line in lines:
-        print(f"  {plain(line)}")

@@ -7,6 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from workbench.cli.options import refusing
+from workbench.core.output import say
+
 app = typer.Typer()
 
 
@@ -31,11 +34,10 @@ def launch_command(
 
     Exit status 1 when a rank fails or a parity budget is exceeded.
     """
-    from workbench.core.output import refuse
     from workbench.measure.launch import RanksError, check, default_backend, launch, program_of
     from workbench.measure.ranks import Job
 
-    try:
+    with refusing(ValueError):
         chosen = backend or default_backend(nproc)
         cuda = chosen == "nccl"
         given = parse_tokens(tokens) if tokens else ((4096,) if cuda else (32,))
@@ -50,12 +52,10 @@ def launch_command(
             limit_s=limit,
         )
         check(job, nproc)
-    except ValueError as error:
-        refuse(str(error))
     try:
         rows = launch(job, nproc)
     except RanksError as error:
-        typer.echo(f"workbench launch: {error}", err=True)
+        say(f"workbench launch: {error}", err=True)
         raise typer.Exit(1) from None
     raise typer.Exit(int(not show(rows, out)))
 
@@ -78,29 +78,29 @@ def show(rows: list[dict[str, Any]], out: Path) -> bool:
     from workbench.traces.folder import analyse_folder
 
     start = next(r for r in rows if r["section"] == "start")
-    typer.echo(f"{start['ranks']} ranks on {start['device']}, transport {start['transport']}")
+    say(f"{start['ranks']} ranks on {start['device']}, transport {start['transport']}")
     parity = [r for r in rows if r["section"] == "parity"]
     if parity:
         worst = max(parity, key=lambda r: r["error"] / r["budget"])
         verdict = "holds" if all(r["holds"] for r in parity) else "FAILS"
-        typer.echo(
+        say(
             f"parity with one rank {verdict}: {len(parity)} tensors, worst {worst['path']} {worst['tensor']} on rank "
             f"{worst['rank']}, relative error {worst['error']:.1e} of {worst['budget']:.0e}"
         )
     for r in (r for r in rows if r["section"] == "step"):
-        typer.echo(
+        say(
             f"rank {r['rank']} {r['path']}: median {r['time_us_p50']:.1f} us (p20 {r['time_us_p20']:.1f}, "
             f"p80 {r['time_us_p80']:.1f}), {r['tokens']} tokens"
         )
     received = [r["received"] for r in rows if r["section"] == "routes" and r["path"] == "rowwise"]
     if received and sum(received):
         skew = busiest_over_mean(received)
-        typer.echo(f"Table 51, rank skew of routes: busiest rank over mean {skew:.3f} (rows {received})")
+        say(f"Table 51, rank skew of routes: busiest rank over mean {skew:.3f} (rows {received})")
     report = analyse_folder(out / "traces")
     for s in report.skew:
-        typer.echo(
+        say(
             f"Table 51, {s['step']}: {s['ranks']} ranks start within {s['start_spread_us']:.1f} us, durations differ "
             f"by {s['duration_spread_us']:.1f} us, slowest rank {s['slowest_rank']}"
         )
-    typer.echo(f"rows {out / 'rows.json'}, traces {out / 'traces'}")
+    say(f"rows {out / 'rows.json'}, traces {out / 'traces'}")
     return all(r["holds"] for r in parity)

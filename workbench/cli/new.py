@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from workbench.core.output import refuse
+from workbench.cli.options import refusing
 
 app = typer.Typer()
 
@@ -23,10 +23,8 @@ def new_command(
     from workbench.suite.new import create
 
     root = notebooks_root().parent
-    try:
+    with refusing(ValueError):
         paths = create(slug, group)
-    except ValueError as error:
-        refuse(str(error))
     for path, text in stale(root / "README.md").items():
         replace_file(path, text)
     names = [str(p.relative_to(root)) for p in paths]

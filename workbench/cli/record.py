@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.suite import Json, Param
+from workbench.cli.options import Json, Param, Slug, refusing
 from workbench.core.output import refuse, say
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,23 +25,21 @@ Root = Annotated[Path | None, typer.Option("--root", help="Folder of recordings 
 
 @app.command("run")
 def run(
-    slug: Annotated[str, typer.Argument(metavar="SLUG", help="Name of an experiment; see: workbench list.")],
+    slug: Slug,
     param: Param = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to, instead of data/recorded.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Refuse what would be refused; measure nothing.")] = False,
 ) -> None:
     """Measure an experiment here and write its recording."""
-    from workbench.core.params import ParameterError, convert
+    from workbench.core.params import convert
     from workbench.core.record import Recorder
     from workbench.experiments import load
     from workbench.suite.parameters import split_assignments
 
-    try:
+    with refusing(KeyError, ValueError):
         experiment = load(slug)
         values = convert(experiment.params, split_assignments(param or []))
         experiment.choose("live")
-    except (KeyError, ParameterError, ValueError) as error:
-        refuse(error.args[0])
     if dry_run:
         return
     if run_tests(experiment.tests):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from workbench.cli.options import Json, Param, Slug, Source, Timeout, Workers, default_jobs, refusing
 from workbench.core.output import refuse, say
 
 app = typer.Typer()
-Param = Annotated[
-    list[str] | None, typer.Option("-p", "--param", metavar="NAME=VALUE", help="A parameter; may be repeated.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("list")
@@ -78,47 +74,37 @@ def listing() -> list[dict[str, Any]]:
 
 @app.command("show")
 def show_command(
-    slug: Annotated[str, typer.Argument(metavar="SLUG", help="Name of an experiment; see: workbench list.")],
-    source: Annotated[str, typer.Option(help="auto, model, recorded, live or report.")] = "auto",
+    slug: Slug,
+    source: Source = None,
     param: Param = None,
     part: Annotated[str | None, typer.Option(metavar="TABLE", help="Print one of its tables whole.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Print every row and column.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: every row, nothing rounded.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compute an experiment's table and check its claims, without a notebook; exit status 1 when a claim fails.
 
     Prints the source, the claims and, of each table, the first and last, rounded to fit the terminal.
     """
     from workbench.core.experiment import to_json
-    from workbench.core.params import ParameterError, convert
+    from workbench.core.params import convert
     from workbench.experiments import load
     from workbench.suite.parameters import split_assignments
 
     if as_json and (part is not None or everything):
         refuse("--part and --all are for reading; --json prints every row of every part")
-    try:
+    with refusing(KeyError):
         experiment = load(slug)
-    except KeyError as error:
-        refuse(error.args[0])
-    try:
+    with refusing(ValueError, FileNotFoundError):
         values = convert(experiment.params, split_assignments(param or []))
-        chosen = experiment.choose(source)
-    except (ParameterError, ValueError) as error:
-        refuse(str(error))
-    try:
-        result = experiment.run(chosen, **values)
-    except (ValueError, FileNotFoundError) as error:
-        refuse(str(error))
+        result = experiment.run(experiment.choose(source or "auto"), **values)
     if as_json:
         print(to_json(result, indent=1))
     else:
         from workbench.cli.show import require_part, show
 
         if part is not None:
-            try:
+            with refusing(ValueError):
                 require_part(result, part)
-            except ValueError as error:
-                refuse(str(error))
         show(result, part, everything)
     raise typer.Exit(int(any(c.fails for c in result.checks)))
 
@@ -133,14 +119,9 @@ def run_command(
         Path | None,
         typer.Option("-f", "--file", help="YAML file of parameters; a slug as key holds that notebook's own."),
     ] = None,
-    source: Annotated[
-        str | None, typer.Option(help="auto, model, recorded, live or report; else what each notebook says.")
-    ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Notebooks at a time; default: cores, at most 4. Measuring ones run alone."),
-    ] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Limit for each notebook, in seconds.")] = 900.0,
+    source: Source = None,
+    jobs: Workers = None,
+    timeout: Timeout = 900.0,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -150,27 +131,26 @@ def run_command(
     force: Annotated[bool, typer.Option("--force", help="Run even what is unchanged since it passed.")] = False,
 ) -> None:
     """Execute notebooks headless and write a report page; exit status 1 when a notebook or a claim fails."""
-    from workbench.suite import OutputError, ParameterError, SelectionError, run_suite, select
+    from workbench.suite import OutputError, run_suite, select
     from workbench.suite.parameters import assign, read_parameter_file, split_assignments
 
     out = out or default_out(slugs or [])
     try:
-        notebooks = select(slugs or [])
-        if not notebooks:
-            refuse("there are no notebooks to run")
-        from_file = read_parameter_file(file) if file else {}
-        known = {n.slug for n in notebooks}
-        per_slug = {k: v for k, v in from_file.items() if isinstance(v, dict)}
-        if stray := sorted(per_slug.keys() - known):
-            refuse(f"parameter file {file}: {stray[0]!r} is not a selected notebook")
-        shared = {k: v for k, v in from_file.items() if not isinstance(v, dict)} | split_assignments(param or [])
-        skipped = without_source(notebooks, source, named=slugs or [])
-        params = assign([n for n in notebooks if n.slug not in skipped], shared, per_slug, source)
-        summary = run_suite(
-            notebooks, params, out, jobs=jobs or default_jobs(), timeout_s=timeout, force=force, skipped=skipped
-        )
-    except (ParameterError, SelectionError, OutputError) as error:
-        refuse(str(error))
+        with refusing(ValueError, OutputError):
+            notebooks = select(slugs or [])
+            if not notebooks:
+                refuse("there are no notebooks to run")
+            from_file = read_parameter_file(file) if file else {}
+            known = {n.slug for n in notebooks}
+            per_slug = {k: v for k, v in from_file.items() if isinstance(v, dict)}
+            if stray := sorted(per_slug.keys() - known):
+                refuse(f"parameter file {file}: {stray[0]!r} is not a selected notebook")
+            shared = {k: v for k, v in from_file.items() if not isinstance(v, dict)} | split_assignments(param or [])
+            skipped = without_source(notebooks, source, named=slugs or [])
+            params = assign([n for n in notebooks if n.slug not in skipped], shared, per_slug, source)
+            summary = run_suite(
+                notebooks, params, out, jobs=jobs or default_jobs(), timeout_s=timeout, force=force, skipped=skipped
+            )
     except OSError as error:  # a disk that fills up while notebooks run
         refuse(f"run stopped, results cannot be written to {out}: {error.strerror or error}; what passed stays there")
     counts = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in summary["counts"].items())
@@ -226,11 +206,6 @@ def default_out(asked: Sequence[str]) -> Path:
     return Path("out") / (Path(asked[0]).stem if len(asked) == 1 else "selection")
 
 
-def default_jobs() -> int:
-    """Notebooks to run at a time where the user does not say."""
-    return max(1, min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
-
-
 @app.command("sync")
 def sync_command(
     check: Annotated[
@@ -242,10 +217,8 @@ def sync_command(
     from workbench.core.files import replace_file
     from workbench.suite.generated import stale
 
-    try:
+    with refusing(OSError, ValueError):
         texts = stale(readme)
-    except (OSError, ValueError) as error:
-        refuse(str(error))
     for path, text in texts.items():
         if not check:
             replace_file(path, text)

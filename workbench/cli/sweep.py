@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from workbench.cli.options import Scheduler, Source, Timeout, Workers, default_jobs, refusing
+
 app = typer.Typer()
 
 
@@ -28,21 +30,16 @@ def sweep_command(
             help="Values of one parameter; for one that is itself a list, a JSON list of lists.",
         ),
     ] = None,
-    source: Annotated[str | None, typer.Option(help="auto, model, recorded, live or report.")] = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(help="Address of a Dask scheduler, or the file that it wrote; a local cluster when absent."),
-    ] = None,
+    source: Source = None,
+    scheduler: Scheduler = None,
     resources: Annotated[
         str | None,
         typer.Option(
             help="Dask resources that one run takes; GPU=1 by itself for runs that may measure where workers offer GPU."
         ),
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes of the local cluster; default: cores, at most 4.")
-    ] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Limit for each run, in seconds.")] = 900.0,
+    workers: Workers = None,
+    timeout: Timeout = 900.0,
     out: Annotated[
         Path, typer.Option(help="Folder for the results; on a shared file system for several machines.")
     ] = Path("out/sweep"),
@@ -52,31 +49,28 @@ def sweep_command(
 
     Several notebooks (or groups) each get a folder of their own under --out; all share the cluster.
     """
-    from workbench.cli.suite import default_jobs
-    from workbench.core.output import refuse
-    from workbench.suite import OutputError, ParameterError, SelectionError, select
+    from workbench.suite import select
     from workbench.suite.fingerprint import gpus
     from workbench.suite.sweep import FINISHED, cluster, pending
 
-    try:
+    with refusing(ValueError):
         notebooks = select(slugs)
         work = {n.slug: (n, parse_points(n, param or [], source)) for n in notebooks}
         needs = parse_resources(resources)
-    except (ParameterError, SelectionError, ValueError) as error:
-        refuse(str(error))
     folders = {slug: out / slug if len(work) > 1 else out for slug in work}
     everything = sum(len(points) for _, points in work.values())
     left = sum(pending(n, points, folders[n.slug]) for n, points in work.values())
     typer.echo(f"{everything} points, {left} to run")
     local_gpus = len(gpus()) if any(n.may_measure(p) for n, points in work.values() for p in points) else 0
     started = cluster(scheduler, workers or default_jobs(), local_gpus)
-    try:
-        with started if left else contextlib.nullcontext() as client:
-            if client is not None:
-                typer.echo(f"running on {client.scheduler.address}; dashboard {client.dashboard_link}")
-            summaries = run_all(work, folders, client, timeout, needs)
-    except (OutputError, OSError, TimeoutError) as error:
-        refuse(f"sweep stopped: {error}; what is finished stays in {out}, run the same command to go on")
+    stopped = f"; what is finished stays in {out}, run the same command to go on"
+    with (
+        refusing(OSError, TimeoutError, before="sweep stopped: ", after=stopped),
+        started if left else contextlib.nullcontext() as client,
+    ):
+        if client is not None:
+            typer.echo(f"running on {client.scheduler.address}; dashboard {client.dashboard_link}")
+        summaries = run_all(work, folders, client, timeout, needs)
     good = FINISHED[:1] if strict else FINISHED
     bad = sum(r["status"] not in good for s in summaries for r in s["runs"])
     pages = ", ".join(str(folders[s["slug"]] / "index.html") for s in summaries[:3]) + ", …" * (len(summaries) > 3)

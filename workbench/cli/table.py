@@ -176,4 +176,4 @@ def flowed(label: str, items: Sequence[str], width: int) -> list[str]:
     whole = ", ".join(item.replace(" ", "\xa0") for item in items)
     below = " " * (len(label) - len(label.lstrip()) + 2)
     lines = textwrap.wrap(f"{label}{whole}", width, subsequent_indent=below, break_on_hyphens=False)
-    return [line.replace("\xa0", " ") for line in lines]
+    return [line.replace("\xa0", " ").rstrip() for line in lines]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from workbench.cli.folder import folder_command
+from workbench.cli.options import Json, Window, refusing
 from workbench.core.output import refuse, say
 
 app = typer.Typer(
@@ -17,13 +17,6 @@ app = typer.Typer(
 )
 
 File = Annotated[Path, typer.Argument(help="Kineto .json or .json.gz, Nsight Systems .sqlite, or a folder of ranks.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; times are integer nanoseconds.")]
-WindowText = Annotated[
-    str,
-    typer.Option(
-        "--window", help="all, steps, step:N, a range's name, or A:B (ns, or +1ms:+5ms from the first operation)."
-    ),
-]
 
 app.command("folder")(folder_command)
 LISTED = 40
@@ -41,42 +34,27 @@ MEANING = {
 def _traces(path: Path) -> list[Any]:
     from workbench.traces import TraceError, read, read_folder
 
-    try:
+    with refusing(TraceError, OSError, group="trace"):
         return list(read_folder(path)) if path.is_dir() else [read(path)]
-    except (TraceError, OSError) as error:
-        refuse(error, "trace")
-
-
-def _window(trace: Any, text: str) -> Any:
-    from workbench.traces import TraceError
-    from workbench.traces.ranges import parse_window
-
-    try:
-        return parse_window(trace, text)
-    except TraceError as error:
-        refuse(error, "trace")
-
-
-def _print(value: Any) -> None:
-    json.dump(value, sys.stdout, indent=1, allow_nan=False)
-    sys.stdout.write("\n")
 
 
 @app.command()
-def summary(file: File, as_json: AsJson = False, window: WindowText = "all") -> None:
+def summary(file: File, as_json: Json = False, window: Window = "all") -> None:
     """Idle time by cause, headroom, waits with their source, and what was dropped; of a folder, what `folder` says."""
+    from workbench.traces import TraceError
     from workbench.traces.idle import Analysis
-    from workbench.traces.ranges import table51
+    from workbench.traces.ranges import parse_window, table51
     from workbench.traces.summary import summarise
 
     if file.is_dir():
         folder_command(file, window=window, as_json=as_json)
     (trace,) = _traces(file)
     analysis = Analysis(trace)
-    chosen = _window(trace, window)
+    with refusing(TraceError, group="trace"):
+        chosen = parse_window(trace, window)
     report = summarise(analysis, chosen)
     if as_json:
-        _print(report)
+        print(json.dumps(report, indent=1, allow_nan=False))
     else:
         _show(trace.source, report, table51(analysis, chosen))
 
@@ -148,26 +126,24 @@ def _ranges(ranges: dict[Any, list[int]]) -> str:
 @app.command()
 def verify(
     file: File,
-    window: WindowText = "all",
+    window: Window = "all",
     idle_threshold: Annotated[
         float, typer.Option("--idle-threshold", help="Longest tolerated submission-bound idle interval, us.")
     ] = 20.0,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Is it synchronization-free? Exit status 0 yes, 1 no, 2 cannot tell (or unreadable)."""
+    from workbench.traces.ranges import parse_window
     from workbench.traces.verify import verify_trace
 
     verdicts = []
     for trace in _traces(file):
-        try:
-            verdicts.append(
-                (trace, verify_trace(trace, window=_window(trace, window), idle_threshold_us=idle_threshold))
-            )
-        except ValueError as error:
-            refuse(error, "trace")
+        with refusing(ValueError, group="trace"):
+            chosen = parse_window(trace, window)
+            verdicts.append((trace, verify_trace(trace, window=chosen, idle_threshold_us=idle_threshold)))
     if as_json:
         rows = [{"source": t.source, "rank": t.rank, **v.as_dict()} for t, v in verdicts]
-        _print(rows[0] if not file.is_dir() else {"schema": 1, "ranks": rows})
+        print(json.dumps(rows[0] if not file.is_dir() else {"schema": 1, "ranks": rows}, indent=1, allow_nan=False))
     else:
         for trace, verdict in verdicts:
             say(f"{trace.source}: {verdict}")
@@ -195,11 +171,11 @@ def whatif(
         int,
         typer.Option("--merge-launches", help="Merge this many successive launches of a stream into one submission."),
     ] = 1,
-    window: WindowText = "all",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; times are microseconds.")] = False,
+    window: Window = "all",
+    as_json: Json = False,
 ) -> None:
     """What would a change gain? Replays the trace in the queue model; the assumptions are printed with the answer."""
-    from workbench.traces import TraceError
+    from workbench.traces.ranges import parse_window
     from workbench.traces.replay import gain, spans, what_if
 
     traces = _traces(file)
@@ -210,19 +186,17 @@ def whatif(
     if "" in (remove_wait or []):
         refuse("--remove-wait: expected text of a source line, operator, range or call, got an empty one", "trace")
     waits = remove_wait or remove_waits
-    try:
+    with refusing(ValueError, group="trace"):
         answer = what_if(
             traces[0],
             remove_waits=waits,
             host_scale=host_scale,
             device_scale=device_scale,
             merge_launches=launches,
-            window=_window(traces[0], window),
+            window=parse_window(traces[0], window),
         )
-    except (TraceError, ValueError) as error:
-        refuse(error, "trace")
     if as_json:
-        _print(answer)
+        print(json.dumps(answer, indent=1, allow_nan=False))
         return
     say(gain(answer, bool(waits) or (host_scale, device_scale, launches) != (1, 1, 1)))
     for line in spans(answer):
