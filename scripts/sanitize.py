@@ -30,7 +30,6 @@ from moe_kernels.peers import peer_table
 from moe_kernels.route_map import route_map
 from moe_kernels.router import router
 from moe_kernels.swiglu import swiglu, swiglu_backward
-from moe_kernels.testing import nan_filled, offsets_of
 from moe_kernels.transport import VirtualTransport
 
 GPU = torch.device("cuda", 0)
@@ -61,6 +60,11 @@ def agree(name: str, got: torch.Tensor, want: torch.Tensor, tolerance: float) ->
     print(f"ok {name}", flush=True)
 
 
+def offsets_of(sizes: list[int]) -> torch.Tensor:
+    """Return int32 inclusive cumulative offsets of group sizes."""
+    return torch.tensor(sizes, device=GPU).cumsum(0).to(torch.int32)
+
+
 def routes(tokens: int, experts: int, top_k: int, capacity: int):
     """Maps of one rank with invalid ids and, where the capacity is small, drops."""
     ids = torch.randint(-1, experts + 1, (tokens, top_k), device=GPU)
@@ -78,7 +82,7 @@ def movement(dtype: torch.dtype, width: int) -> None:
     """Dispatch, combine and its gradient, in place and not."""
     m = routes(37, 6, 3, 80)
     x, weights = torch.randn(37, width, device=GPU).to(dtype), torch.rand(37, 3, device=GPU)
-    rows = [nan_filled(80, width, dtype=dtype, device=GPU) for _ in range(2)]
+    rows = [torch.full((80, width), float("nan"), dtype=dtype, device=GPU) for _ in range(2)]
     for buffer, impl in zip(rows, ("triton", "reference")):
         dispatch(x, m.dst_rank, m.dst_row, peer_table([buffer]), weights=weights, impl=impl)
     valid = int(m.offsets[-1])
@@ -101,7 +105,7 @@ def movement(dtype: torch.dtype, width: int) -> None:
 def products(dtype: torch.dtype, k: int, n: int, impls: tuple[str, ...]) -> None:
     """Grouped product, its two gradients and SwiGLU, on odd, empty and single-row groups."""
     sizes = [70, 0, 1, 133]
-    rows, offsets = sum(sizes), offsets_of(sizes, GPU)
+    rows, offsets = sum(sizes), offsets_of(sizes)
     a, grad = (torch.randn(rows + 9, c, device=GPU).to(dtype) for c in (k, n))
     b = torch.randn(4, k, n, device=GPU).to(dtype)
     a[rows:], grad[rows:] = float("nan"), float("nan")
@@ -146,7 +150,7 @@ def mxfp8_rows(impl: str, width: int) -> None:
 def mxfp8_products(impl: str, k: int, n: int) -> None:
     """Folded, quantising and exact products on odd, empty and single-row groups, and the layer with its gradients."""
     sizes = [70, 0, 1, 133]
-    rows, ends = sum(sizes), offsets_of(sizes, GPU)
+    rows, ends = sum(sizes), offsets_of(sizes)
     x, w = torch.randn(rows + 9, k, device=GPU).bfloat16(), torch.randn(4, n, k, device=GPU).bfloat16()
     folded = mxfp8.QuantizedWeight(w, impl=impl).forward
     inputs = {"folded": mxfp8.quantize(x, target="folded", impl=impl), "canonical": mxfp8.quantize(x), "bfloat16": x}

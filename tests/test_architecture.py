@@ -166,7 +166,7 @@ def test_private_names_of_torch_stand_in_one_module() -> None:
 
 def test_kernels_refuse_second_derivatives_in_one_way() -> None:
     """A backward of kernels asks `check_first_order`; others are plain torch, differentiable any number of times."""
-    plain = {"_PermuteRows", "_BackwardBegins", "_BackwardEnds"}
+    plain = {"_PermuteRows", "_AtBackward"}
     refusing: dict[str, bool] = {}
     for path in SOURCES:
         text = path.read_text(encoding="utf-8")

@@ -25,11 +25,8 @@ def triton_available() -> bool:
 
 
 def torch_grouped_mm(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Torch's grouped matrix product with int32 cumulative offsets: public name from 2.10 on, private before it."""
-    public = getattr(torch.nn.functional, "grouped_mm", None)
-    if public is not None:
-        return public(a, b, offs=offsets)
-    return torch._grouped_mm(a, b, offs=offsets)
+    """Torch's grouped matrix product with int32 cumulative offsets."""
+    return torch.nn.functional.grouped_mm(a, b, offs=offsets)
 
 
 def torch_grouped_mm_is_device_scheduled(device: torch.device, dtype: torch.dtype) -> bool:

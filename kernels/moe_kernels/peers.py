@@ -23,14 +23,6 @@ class PeerTable:
     ptrs: torch.Tensor
 
     @property
-    def ranks(self) -> int:
-        return len(self.tensors)
-
-    @property
-    def capacity(self) -> int:
-        return self.tensors[0].shape[0]
-
-    @property
     def width(self) -> int:
         return self.tensors[0].shape[1]
 
@@ -80,23 +72,24 @@ def peer_table(tensors: Sequence[torch.Tensor], device: torch.device | None = No
     return PeerTable(tuple(t.detach() for t in tensors), ptrs)
 
 
-def check_maps(dst_rank: torch.Tensor, dst_row: torch.Tensor, tokens: int, device: torch.device) -> None:
-    """Check the two int32 [T, K] maps against T and the device."""
+def check_maps(
+    dst_rank: torch.Tensor, dst_row: torch.Tensor, weights: torch.Tensor | None, tokens: int, device: torch.device
+) -> None:
+    """Check the two int32 [T, K] maps against T and the device, and weights [T, K] where there are any."""
     check_tensor("dst_rank", dst_rank, shape=(tokens, None), dtypes=(torch.int32,), device=device, contiguous=True)
-    check_tensor("dst_row", dst_row, shape=tuple(dst_rank.shape), dtypes=(torch.int32,), device=device, contiguous=True)
+    shape = tuple(dst_rank.shape)
+    check_tensor("dst_row", dst_row, shape=shape, dtypes=(torch.int32,), device=device, contiguous=True)
+    if weights is not None:
+        check_tensor("weights", weights, shape=shape, dtypes=FLOATS, device=device, contiguous=True)
 
 
-def check_table(name: str, peers: PeerTable) -> None:
-    """Check that a table of buffers is one, and that its rows are of a float dtype."""
+def check_table(name: str, peers: PeerTable, device: torch.device, like: torch.Tensor | None = None) -> None:
+    """Check that a table of buffers is one, of float rows as those of `like`, with its addresses on `device`."""
     if not isinstance(peers, PeerTable):
         raise TypeError(f"{name} must be a PeerTable; got {type(peers).__name__}")
     if peers.dtype not in FLOATS:
         raise TypeError(f"{name} must hold rows of dtype {' or '.join(map(str, FLOATS))}; got {peers.dtype}")
-
-
-def check_peers(name: str, peers: PeerTable, dtype: torch.dtype, width: int, device: torch.device) -> None:
-    """Check a table of buffers, which `check_table` has passed, against the rows' dtype, width and device."""
-    if peers.dtype is not dtype or peers.width != width:
-        raise ValueError(f"{name} must hold rows of {width} {dtype}; got {peers.width} {peers.dtype}")
+    if like is not None and (peers.dtype is not like.dtype or peers.width != like.shape[1]):
+        raise ValueError(f"{name} must hold rows of {like.shape[1]} {like.dtype}; got {peers.width} {peers.dtype}")
     if peers.ptrs.device != device:
         raise ValueError(f"{name}: its address table must be on {device}; got {peers.ptrs.device}")

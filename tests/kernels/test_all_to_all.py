@@ -160,9 +160,9 @@ def test_splits_are_read_once_and_in_turn():
 
 def test_bad_counts_and_rows_are_named():
     exchange = SplitExchange(4, torch.device("cpu"))
-    with pytest.raises(TypeError, match=r"int64 expected, got torch\.int32"):
+    with pytest.raises(TypeError, match=r"counts must have dtype torch\.int64; got torch\.int32"):
         exchange.start(torch.zeros(4, dtype=torch.int32))
-    with pytest.raises(ValueError, match=r"shape \(4,\) expected, got \(3,\)"):
+    with pytest.raises(ValueError, match=r"counts must have shape \[4\]; got \[3\]"):
         exchange.start(torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ValueError, match="5 expected from the split list, got 4"):
         all_to_all_rows(torch.zeros(4, 2), HostSplits(send=[5], receive=[5], local_experts=[5]))

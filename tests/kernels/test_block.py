@@ -328,7 +328,7 @@ def test_bad_options_are_named(options, message):
 
 def test_bad_inputs_are_named():
     block = rowwise(SMALL, 2)
-    with pytest.raises(ValueError, match=r"\[tokens, 16\] expected, got \(4, 8\)"):
+    with pytest.raises(ValueError, match=r"x must have shape \[any, 16\]; got \[4, 8\]"):
         block(torch.zeros(4, 8))
     with pytest.raises(ValueError, match="5 tokens do not split evenly over 2"):
         block(torch.zeros(5, 16))

@@ -97,8 +97,8 @@ def test_operator_schemas_state_what_they_mutate(name, device):
     arguments = {
         "router_forward": (logits, None, 2, False, False, True, 1.0, 1),
         "router_backward": (
-            logits, routed.weights, routed.expert_index, torch.ones(6, device=device), share,
-            torch.randn(6, 2, device=device), one, one, False, True, 1.0,
+            [logits, routed.weights, routed.expert_index, torch.ones(6, device=device), share],
+            [torch.randn(6, 2, device=device), one, one], False, True, 1.0,
         ),
         "mxfp8_rows": (
             torch.randn(4, 32, device=device), None, e4m3, torch.zeros(4, **byte),

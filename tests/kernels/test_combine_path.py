@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from budgets import nan_filled
 from moe_kernels.combine import combine, combine_backward
 from moe_kernels.dispatch import dispatch
 from moe_kernels.grouped_gemm import grouped_gemm, grouped_gemm_wgrad
@@ -11,7 +12,6 @@ from moe_kernels.peers import peer_table
 from moe_kernels.route_map import route_map
 from moe_kernels.router.api import route_logits
 from moe_kernels.swiglu import swiglu, swiglu_backward
-from moe_kernels.testing import nan_filled
 
 
 class Path:

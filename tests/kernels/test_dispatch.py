@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from budgets import nan_filled
 from moe_kernels.dispatch import dispatch
 from moe_kernels.peers import peer_table
 from moe_kernels.route_map import route_map
-from moe_kernels.testing import nan_filled
 
 BITS = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from budgets import assert_within, budget, nan_filled, offsets_of, poison_allocator
 from moe_kernels import _compat
 from moe_kernels.grouped_gemm import grouped_gemm, grouped_gemm_wgrad, grouped_linear
-from moe_kernels.testing import assert_within, budget, nan_filled, offsets_of, poison_allocator
 
 from workbench.measure.capture import host_waits
 

@@ -11,11 +11,11 @@ import sys
 
 import pytest
 import torch
+from budgets import poison_allocator
 from moe_kernels import _compat, mxfp8
 from moe_kernels.mxfp8 import api, cuda, linear, reference
 from moe_kernels.mxfp8 import rows as row_ops
 from moe_kernels.swiglu import swiglu
-from moe_kernels.testing import poison_allocator
 
 CPU = torch.device("cpu")
 # Rounding the FP64 result to BF16, which keeps 8 bits, costs at most 2^-8 of each element; FP32 sums over K <= 512 add

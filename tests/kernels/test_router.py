@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from budgets import assert_within, budget
 from moe_kernels.router import router, router_logits
 from moe_kernels.router.api import route_logits
 from moe_kernels.router.logits import pieces, side_by_side
-from moe_kernels.testing import assert_within, budget
 
 # exp, log and division each round a few times in FP32; scores are at most 1, weights at most K = 4.
 ROUNDINGS = 32 * 2.0**-24

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from budgets import assert_within, budget, nan_filled, offsets_of
 from moe_kernels.swiglu import swiglu, swiglu_backward
-from moe_kernels.testing import assert_within, budget, nan_filled, offsets_of
 
 IMPLS = pytest.mark.parametrize("impl", ["reference", "triton"])
 # exp, a division and two products in FP32, then the rounding of the result: eight units in the last place cover them.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from moe_kernels._launch import check_first_order, on_device
+from moe_kernels._launch import check_first_order, check_tensor, on_device
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,7 @@ class SplitExchange:
             RuntimeError: the previous exchange was not waited for; its lists would be overwritten.
         """
         experts = self.world_size * self.local_experts
-        if counts_E.dtype != torch.int64:
-            raise TypeError(f"counts: int64 expected, got {counts_E.dtype}")
-        if tuple(counts_E.shape) != (experts,):
-            raise ValueError(f"counts: shape ({experts},) expected, got {tuple(counts_E.shape)}")
+        check_tensor("counts", counts_E, shape=(experts,), dtypes=(torch.int64,))
         if self.pending:
             raise RuntimeError("the previous count exchange of this block was started and never waited for")
         sent_RL = counts_E.view(self.world_size, self.local_experts)

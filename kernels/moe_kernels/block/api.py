@@ -135,9 +135,7 @@ class RoutedBlock(nn.Module):
             TypeError: no tensor, or not of the weights' dtype.
             ValueError: shape, device, or rows that do not split evenly over the hosted ranks.
         """
-        check_tensor("x", x)
-        if x.dim() != 2 or x.shape[1] != self.config.width:
-            raise ValueError(f"x: [tokens, {self.config.width}] expected, got {tuple(x.shape)}")
+        check_tensor("x", x, shape=(None, self.config.width))
         if x.shape[0] % len(self.hosted):
             raise ValueError(f"{x.shape[0]} tokens do not split evenly over {len(self.hosted)} hosted ranks")
         if len(self.hosted) == 1:
@@ -151,7 +149,8 @@ class RoutedBlock(nn.Module):
         dtypes, device = (self.up_gate.dtype,), self.up_gate.device
         for x in x_TD:
             check_tensor("x", x, shape=(None, self.config.width), dtypes=dtypes, device=device)
-        side = SideStream(x_TD[0].device) if self.config.has_shared else None
+        own = self.config.shared_mode == "stream"
+        side = SideStream(x_TD[0].device, own) if self.config.has_shared else None
         if self.path == "rowwise":
             return self._rowwise(x_TD, microbatch, side)
         return [self._local(x_TD[0], microbatch, side)]
@@ -211,10 +210,8 @@ class RoutedBlock(nn.Module):
             rank=0,
             capacity=max(1, routed.expert_index.numel()),
         )
-        shared = None
         if self.path == "no_ep":
-            if side is not None:
-                shared = self._shared(x) if before else side.run(self._shared, x)
+            shared = side.run(self._shared, x) if side is not None else None
             rows = permute(x, route, self.impl)
             outputs = grouped_experts(rows, self.up_gate, self.down, route.offsets, self.impl, self.gemm)
             expert_load = routed.counts
@@ -250,10 +247,7 @@ class RoutedBlock(nn.Module):
         assert self.transport is not None
         tokens = self._agreed_tokens(x_TD)
         capacity = self.capacity(tokens)
-        before = self.config.shared_mode == "before_wait"
-        shared: list[torch.Tensor | None] = [None] * len(x_TD)
-        if side is not None:
-            shared = [self._shared(x) if before else side.run(self._shared, x) for x in x_TD]
+        shared = [side.run(self._shared, x) if side is not None else None for x in x_TD]
         routed = [self._route(x) for x in x_TD]
         requested = self.transport.all_gather_counts([r.counts for r in routed])
         requested = requested.view(self.world_size, self.world_size, self.local_experts)
@@ -305,32 +299,29 @@ class RoutedBlock(nn.Module):
         return tokens
 
     def _joined(self, out: torch.Tensor, shared: torch.Tensor | None, side: SideStream | None) -> torch.Tensor:
-        if shared is None:
+        if shared is None or side is None:
             return out
-        if side is not None and self.config.shared_mode == "stream":
-            side.join()
+        side.join()
         return out + shared
 
     def _record(self, microbatch, routed, maps, expert_load, capacity: int | None = None) -> None:
-        if len(routed) == 1:
-            self.aux_losses = {"lbl": routed[0].lbl, "z": routed[0].z_loss}
-        else:
-            self.aux_losses = {
-                "lbl": torch.stack([r.lbl for r in routed]).mean(),
-                "z": torch.stack([r.z_loss for r in routed]).mean(),
-            }
+        self.aux_losses = {"lbl": _mean([r.lbl for r in routed]), "z": _mean([r.z_loss for r in routed])}
         if self._recomputing:
             return
         # Assigned per microbatch, never added: a second forward of the same microbatch cannot count twice.
         self._records[microbatch] = ForwardRecord(
             counts_E=tuple(r.counts for r in routed),
             weights_TK=tuple(r.weights.detach() for r in routed),
-            stats=tuple(m.stats for m in maps),
-            offsets=tuple(m.offsets for m in maps),
+            maps=tuple(maps),
             expert_load=expert_load,
             capacity=capacity,
         )
         self._last = microbatch
+
+
+def _mean(scalars: Sequence[torch.Tensor]) -> torch.Tensor:
+    # One rank, the usual case, launches nothing for it.
+    return scalars[0] if len(scalars) == 1 else torch.stack(tuple(scalars)).mean()
 
 
 def _mixed(seed: int, part: int) -> int:

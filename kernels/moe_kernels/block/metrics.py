@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from moe_kernels.route_map import RouteMap
+
 
 @dataclass(frozen=True, eq=False)
 class ForwardRecord:
@@ -13,8 +15,7 @@ class ForwardRecord:
 
     counts_E: tuple[torch.Tensor, ...]
     weights_TK: tuple[torch.Tensor, ...]
-    stats: tuple[torch.Tensor, ...]
-    offsets: tuple[torch.Tensor, ...]
+    maps: tuple[RouteMap, ...]
     expert_load: torch.Tensor | None
     capacity: int | None
 
@@ -30,14 +31,14 @@ def route_metrics(record: ForwardRecord) -> dict[str, torch.Tensor]:
 
     Source: report Table 51, route and drop statistics.
     """
-    stats = torch.stack(record.stats)
-    received = record.expert_load
+    stats = torch.stack([m.stats for m in record.maps])
+    offsets, received = [m.offsets for m in record.maps], record.expert_load
     if received is None:
-        received = torch.cat([torch.diff(o, prepend=o.new_zeros(1)).long() for o in record.offsets])
+        received = torch.cat([torch.diff(o, prepend=o.new_zeros(1)).long() for o in offsets])
     if record.capacity is None:
-        use = torch.ones(len(record.stats), device=stats.device)
+        use = torch.ones(len(record.maps), device=stats.device)
     else:
-        use = torch.stack([o[-1] for o in record.offsets]) / record.capacity
+        use = torch.stack([o[-1] for o in offsets]) / record.capacity
     weights = torch.cat(record.weights_TK)
     return {
         "offered": stats[:, 0].sum(),

@@ -7,7 +7,7 @@ last reader.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +34,13 @@ class RowwisePlan:
     gemm: str | None
     keep: bool
     """Whether a backward will follow: then it releases the lease, otherwise the forward does."""
+
+    def hosted(self, weights: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, RouteMap]]:
+        """Yield each hosted rank's slice of the n * L experts, its buffers of rows and outputs, and its map."""
+        local = weights.shape[0] // len(self.maps)
+        for i, (rank, route) in enumerate(zip(self.transport.local_ranks, self.maps)):
+            rows, outputs = (table.tensors[rank][: self.capacity] for table in (self.lease.rows, self.lease.outputs))
+            yield slice(i * local, (i + 1) * local), rows, outputs, route
 
 
 def rowwise_experts(
@@ -76,11 +83,7 @@ class _RowwiseExperts(torch.autograd.Function):
             dispatch(x.contiguous(), route.dst_rank, route.dst_row, lease.rows, impl=plan.impl)
         transport.barrier()
         hidden, activated = [], []
-        local = up_gate.shape[0] // ranks
-        for i, (rank, route) in enumerate(zip(transport.local_ranks, plan.maps)):
-            mine = slice(i * local, (i + 1) * local)
-            rows = lease.rows.tensors[rank][: plan.capacity]
-            outputs = lease.outputs.tensors[rank][: plan.capacity]
+        for mine, rows, outputs, route in plan.hosted(up_gate):
             h = grouped_gemm(rows, up_gate[mine], route.offsets, impl=plan.gemm)
             a = swiglu(h, route.offsets, impl=plan.impl)
             _into(outputs, grouped_gemm, a, down[mine], route.offsets, plan.gemm)
@@ -122,7 +125,6 @@ class _RowwiseExperts(torch.autograd.Function):
         lease, transport, ranks = plan.lease, plan.transport, len(plan.maps)
         up_gate, down, *saved = ctx.saved_tensors
         weights_TK, hidden, activated = saved[:ranks], saved[ranks : 2 * ranks], saved[2 * ranks :]
-        local = up_gate.shape[0] // ranks
 
         # Each output row belongs to one route, whose program reads it for the weight's gradient before overwriting it.
         d_weights = [
@@ -133,13 +135,10 @@ class _RowwiseExperts(torch.autograd.Function):
         ]
         transport.barrier()
         d_up_gate, d_down = torch.empty_like(up_gate), torch.empty_like(down)
-        for i, (rank, route) in enumerate(zip(transport.local_ranks, plan.maps)):
-            mine = slice(i * local, (i + 1) * local)
-            rows = lease.rows.tensors[rank][: plan.capacity]
-            d_outputs = lease.outputs.tensors[rank][: plan.capacity]
-            _into(d_down[mine], grouped_gemm_wgrad, activated[i], d_outputs, route.offsets, plan.gemm)
+        for (mine, rows, d_outputs, route), h, a in zip(plan.hosted(up_gate), hidden, activated):
+            _into(d_down[mine], grouped_gemm_wgrad, a, d_outputs, route.offsets, plan.gemm)
             d_a = grouped_gemm(d_outputs, down[mine].transpose(1, 2), route.offsets, impl=plan.gemm)
-            d_h = swiglu_backward(hidden[i], d_a, route.offsets, impl=plan.impl)
+            d_h = swiglu_backward(h, d_a, route.offsets, impl=plan.impl)
             _into(d_up_gate[mine], grouped_gemm_wgrad, rows, d_h, route.offsets, plan.gemm)
             # After the weight gradient, which was the last reader of the rows.
             _into(rows, grouped_gemm, d_h, up_gate[mine].transpose(1, 2), route.offsets, plan.gemm)

@@ -20,7 +20,7 @@ def shared_expert(
 
 
 class SideStream:
-    """A fork of the current stream and its join; on the CPU everything stays in order.
+    """A fork of the current stream and its join; on the CPU, and without `own`, everything stays in order.
 
     Memory needs no record_stream. Forward: what the side stream reads lives until the join; what it allocates is reused
     by side-stream work alone, which starts behind the caller's stream at the next fork, hence behind the sum that read
@@ -32,39 +32,35 @@ class SideStream:
     used a stream breaks, which a routed block's graph does.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, own: bool) -> None:
         self._side: torch.cuda.Stream | None = None
         self._forked: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            _fork(self, device)
+        if own and device.type == "cuda":
+            self._fork(device)
 
     def run(self, function: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
         """Submit `function(*args)` to the side stream, behind the work that the fork saw."""
-        return function(*args) if self._side is None else _run(self, function, *args)
+        return function(*args) if self._side is None else self._run(function, *args)
 
     def join(self) -> None:
         """Let the current stream wait for the side stream; the host does not."""
         if self._side is not None:
-            _join(self)
+            self._join(self._side)
 
+    @compile_boundary
+    def _fork(self, device: torch.device) -> None:
+        self._side = _STREAMS.get(device) or _STREAMS.setdefault(device, torch.cuda.Stream(device))
+        self._forked = torch.cuda.Event()
+        # The device's stream by name: another device may be the current one.
+        self._forked.record(torch.cuda.current_stream(device))
 
-@compile_boundary
-def _fork(side: SideStream, device: torch.device) -> None:
-    side._side = _STREAMS.get(device) or _STREAMS.setdefault(device, torch.cuda.Stream(device))
-    side._forked = torch.cuda.Event()
-    # The device's stream by name: another device may be the current one.
-    side._forked.record(torch.cuda.current_stream(device))
+    @compile_boundary
+    def _run(self, function: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
+        assert self._side is not None and self._forked is not None
+        self._side.wait_event(self._forked)
+        with torch.cuda.stream(self._side):
+            return function(*args)
 
-
-@compile_boundary
-def _run(side: SideStream, function: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
-    assert side._side is not None and side._forked is not None
-    side._side.wait_event(side._forked)
-    with torch.cuda.stream(side._side):
-        return function(*args)
-
-
-@compile_boundary
-def _join(side: SideStream) -> None:
-    assert side._side is not None
-    torch.cuda.current_stream(side._side.device).wait_stream(side._side)
+    @compile_boundary
+    def _join(self, side: torch.cuda.Stream) -> None:
+        torch.cuda.current_stream(side.device).wait_stream(side)

@@ -6,7 +6,7 @@ import torch
 
 from moe_kernels._launch import FLOATS, check_no_grad, check_tensor, resolve_impl
 from moe_kernels.dispatch import reference
-from moe_kernels.peers import PeerTable, check_maps, check_peers, check_table
+from moe_kernels.peers import PeerTable, check_maps, check_table
 
 
 def dispatch(
@@ -36,12 +36,8 @@ def dispatch(
         ValueError, TypeError: a shape, dtype, device or layout is wrong; the message says which.
     """
     check_tensor("x", x, shape=(None, None), dtypes=FLOATS, contiguous=True)
-    check_maps(dst_rank, dst_row, x.shape[0], x.device)
-    check_table("peers", peers)
-    check_peers("peers", peers, x.dtype, x.shape[1], x.device)
-    if weights is not None:
-        shape = tuple(dst_rank.shape)
-        check_tensor("weights", weights, shape=shape, dtypes=FLOATS, device=x.device, contiguous=True)
+    check_maps(dst_rank, dst_row, weights, x.shape[0], x.device)
+    check_table("peers", peers, x.device, like=x)
     check_no_grad("dispatch", x, weights)
     if resolve_impl(impl, x.device, ("triton", "reference")) == "reference":
         reference.dispatch(x, dst_rank, dst_row, peers.tensors, weights)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.profiler import record_function
 from torch.nn import functional as F
 
 from moe_kernels.block import BlockConfig, RoutedBlock
@@ -219,8 +219,8 @@ class DevelopmentModel(nn.Module):
         rope = (self.rope_cos, self.rope_sin)
         x = self.embedding(tokens)
         for index, layer in enumerate(self.layers):
-            with _marked(f"block {index}", x, self.annotate) as mark:
-                x = mark.leave(layer(mark.enter(x), rope, microbatch))
+            run = partial(_annotated, f"block {index}", layer) if self.annotate else layer
+            x = run(x, rope, microbatch)
         return self.head(self.norm(x))
 
     def loss(self, tokens: torch.Tensor, targets: torch.Tensor, microbatch: int = 0) -> torch.Tensor:
@@ -237,53 +237,33 @@ class DevelopmentModel(nn.Module):
         return loss
 
 
-class _Mark:
-    """Profiler ranges around a block's forward, and around its backward by two identity nodes."""
+class _AtBackward(torch.autograd.Function):
+    """Identity whose backward calls `act` first."""
 
-    def __init__(self, name: str, active: bool) -> None:
-        self.name = name
-        self.active = active
-        self.backward: torch.autograd.profiler.record_function | None = None
-
-    def enter(self, x: torch.Tensor) -> torch.Tensor:
-        return _BackwardEnds.apply(x, self) if self.active else x
-
-    def leave(self, x: torch.Tensor) -> torch.Tensor:
-        return _BackwardBegins.apply(x, self) if self.active else x
-
-
-class _BackwardBegins(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, mark):
-        ctx.mark = mark
+    def forward(ctx, x, act):
+        ctx.act = act
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, *grads):
-        ctx.mark.backward = torch.autograd.profiler.record_function(f"{ctx.mark.name} backward")
-        ctx.mark.backward.__enter__()
+        ctx.act()
         return grads[0], None
 
 
-class _BackwardEnds(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, mark):
-        ctx.mark = mark
-        return x.view_as(x)
+def _annotated(name: str, layer: nn.Module, x: torch.Tensor, *args) -> torch.Tensor:
+    """Run a layer inside profiler ranges: around its forward, and around its backward by an identity at either end."""
+    ranges: list[record_function] = []
 
-    @staticmethod
-    def backward(ctx, *grads):
-        if ctx.mark.backward is not None:
-            ctx.mark.backward.__exit__(None, None, None)
-            ctx.mark.backward = None
-        return grads[0], None
+    def begin() -> None:
+        ranges.append(record_function(f"{name} backward"))
+        ranges[-1].__enter__()
 
+    def end() -> None:
+        if ranges:
+            ranges.pop().__exit__(None, None, None)
 
-@contextmanager
-def _marked(name: str, x: torch.Tensor, annotate: bool) -> Iterator[_Mark]:
-    mark = _Mark(name, annotate and torch.is_grad_enabled() and x.requires_grad)
-    if not annotate:
-        yield mark
-        return
-    with torch.autograd.profiler.record_function(f"{name} forward"):
-        yield mark
+    with record_function(f"{name} forward"):
+        if not (torch.is_grad_enabled() and x.requires_grad):
+            return layer(x, *args)
+        return _AtBackward.apply(layer(_AtBackward.apply(x, end), *args), begin)

@@ -157,18 +157,15 @@ def _target(out: torch.Tensor, plan: Plan | None) -> tuple[int | None, int | Non
     return (_compat.current_stream_address(out.device.index), None) if plan is None else (None, plan.handle)
 
 
-def rows(
-    x: torch.Tensor,
-    scales: torch.Tensor | None,
-    out: torch.Tensor,
-    out_scales: torch.Tensor,
-    wide: torch.Tensor | None,
-    source: int,
-    target: int,
-    flags: int,
-    plan: Plan | None = None,
-) -> None:
-    """Convert rows to out [M, K] on the current stream of its device, or keep the launch in `plan`."""
+def rows(x, scales, out, out_scales, wide, source: int, target: int, flags: int, plan: Plan | None = None) -> None:
+    """Convert rows to out [M, K] on the current stream of its device, or keep the launch in `plan`.
+
+    Args:
+        x, scales, out, out_scales, wide: tensors as in `rows.run_rows`; `scales` and `wide` may be None.
+        source: `FROM_MX` to `FROM_BF16_RCEIL`.
+        target: 0 canonical, 1 folded, 2 one scale a row.
+        flags: sum of `OVERLAP` and `RELEASE`.
+    """
     check_aligned("the rows", x)
     check_aligned("out payload", out)
     if len(out):
@@ -179,19 +176,10 @@ def rows(
 
 
 def grouped_gemm(
-    a: torch.Tensor,
-    a_scales: torch.Tensor | None,
-    w: torch.Tensor,
-    w_scales: torch.Tensor,
-    ends: torch.Tensor,
-    out: torch.Tensor,
-    source: int,
-    variant: int,
-    flags: int,
-    plan: Plan | None = None,
+    a, a_scales, w, w_scales, ends, out, source: int, variant: int, flags: int, plan: Plan | None = None
 ) -> None:
     """Multiply rows [M, K] and folded weights [E, N, K] into out [M, N], on the current stream of its device, or keep
-    the launch in `plan`."""
+    the launch in `plan`; `a_scales` is None for BF16 rows."""
     E, N, K = w.shape
     head = (*_addresses(a, a_scales, w, w_scales, ends, out), len(a), N, K, E)
     with on_device(out):

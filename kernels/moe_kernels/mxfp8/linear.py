@@ -9,7 +9,7 @@ import torch
 
 from moe_kernels import _compat
 from moe_kernels._launch import check_first_order, check_tensor
-from moe_kernels.mxfp8 import reference
+from moe_kernels.grouped_gemm import grouped_gemm_wgrad
 from moe_kernels.mxfp8.api import grouped_gemm
 from moe_kernels.mxfp8.rows import FLOATS, MX, Folded, quantize
 
@@ -34,10 +34,7 @@ def weight_gradient(grad_MN: torch.Tensor, x_MK: torch.Tensor, ends: torch.Tenso
     """Return sum over each group's rows of grad^T x, [E, N, K], in the dtype of x; groups without rows get zeros."""
     if x_MK.device.type == "cuda" and x_MK.dtype is torch.bfloat16:
         return _compat.torch_grouped_mm(grad_MN.t(), x_MK, ends)
-    out = torch.zeros(ends.shape[0], grad_MN.shape[1], x_MK.shape[1], dtype=torch.float64, device=x_MK.device)
-    for e, (start, stop) in enumerate(reference.group_starts(ends, x_MK.shape[0])):
-        out[e] = grad_MN[start:stop].double().T @ x_MK[start:stop].double()
-    return out.to(x_MK.dtype)
+    return grouped_gemm_wgrad(grad_MN, x_MK, ends)
 
 
 class _GroupedLinear(torch.autograd.Function):
@@ -142,6 +139,3 @@ def exact_operand(x: torch.Tensor, rounding: str = "floor", impl: str | None = N
     """Return x [..., K] as a canonical MXFP8 operand for the exact mode of `grouped_gemm`."""
     payload, scales = quantize(x.reshape(-1, x.shape[-1]).contiguous(), rounding, impl=impl)
     return MX(payload.view(x.shape), scales.view(*x.shape[:-1], -1))
-
-
-__all__ = ["GroupedLinear", "QuantizedWeight", "exact_operand", "grouped_linear", "weight_gradient"]

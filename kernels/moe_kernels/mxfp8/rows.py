@@ -150,18 +150,7 @@ def new_rows(rows: int, width: int, target: str, device: torch.device, out: tupl
     return out
 
 
-def _convert(
-    x: torch.Tensor,
-    scales: torch.Tensor | None,
-    source: int,
-    width: int,
-    target: str,
-    rounding: str,
-    impl: str | None,
-    out: tuple[torch.Tensor, torch.Tensor] | None,
-    wide: torch.Tensor | None,
-    misfit: str | None = None,
-) -> Any:
+def _convert(x, scales, source, width, target, rounding, impl, out, wide, misfit=None) -> Any:
     if wide is not None:
         check_tensor("wide", wide, shape=(1,), dtypes=(torch.int32,), device=x.device)
     pair = new_rows(x.shape[0], width, target, x.device, out)

@@ -163,16 +163,7 @@ def _rows_kernel(
             tl.store(out_s_ptr + r, top.to(tl.uint8), mask=r < M)
 
 
-def rows(
-    x: torch.Tensor,
-    scales: torch.Tensor | None,
-    out: torch.Tensor,
-    out_scales: torch.Tensor,
-    wide: torch.Tensor | None,
-    source: int,
-    target: int,
-    rceil: bool,
-) -> None:
+def rows(x, scales, out, out_scales, wide, source: int, target: int, rceil: bool) -> None:
     """Convert rows: MX, float or SwiGLU input -> canonical, folded or row-scaled E4M3. Shapes as in the api."""
     M, K = out.shape
     if M == 0:
@@ -258,14 +249,7 @@ def _mxfp8_gemm_kernel(
         tl.store(out_ptr + row * N + n[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def grouped_gemm(
-    a: torch.Tensor,
-    a_scales: torch.Tensor,
-    w: torch.Tensor,
-    w_scales: torch.Tensor,
-    ends: torch.Tensor,
-    out: torch.Tensor,
-) -> None:
+def grouped_gemm(a, a_scales, w, w_scales, ends, out) -> None:
     """Grouped GEMM of folded (scales [M], [E, N]) or canonical (scales [M, K/32], [E, N, K/32]) operands into out
     [M, N]."""
     (M, K), (E, N, _) = a.shape, w.shape

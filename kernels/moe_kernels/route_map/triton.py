@@ -138,9 +138,7 @@ def _map_kernel(
     tl.store(row_ptr + at, tl.where(keep, base + position, -1), mask=at < routes)
 
 
-def _fake(
-    experts: torch.Tensor, counts: torch.Tensor, rank: int, capacity: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _fake(experts, counts, rank, capacity):
     maps = experts.new_empty(experts.shape, dtype=torch.int32)
     offsets = experts.new_empty(counts.shape[1] // counts.shape[0], dtype=torch.int32)
     return maps, torch.empty_like(maps), offsets, torch.empty_like(counts), counts.new_empty(4)

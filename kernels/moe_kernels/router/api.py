@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -47,55 +48,23 @@ def router_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def router(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    top_k: int,
-    *,
-    gating: str = "softmax",
-    normalize: bool = True,
-    restore_scale: bool = False,
-    mode: str = "learned",
-    lbl_granularity: str = "batch",
-    sequence_length: int | None = None,
-    noise: torch.Tensor | None = None,
-    impl: str | None = None,
+    x: torch.Tensor, weight: torch.Tensor, top_k: int, *, impl: str | None = None, **options: Any
 ) -> RouterOutput:
     """Route T tokens to K of E experts each, without a host read.
-
-    LBL = E / K * sum_e f_e * p_e, f_e the share of tokens that chose e, p_e the mean probability of e (sigmoid scores
-    are renormalised over E first). `instance` takes it per sequence and averages. Equal scores go to the lower id.
 
     Args:
         x: [T, D], any float dtype.
         weight: [E, D].
         top_k: K, at most E.
-        gating: `softmax` over all E, or `sigmoid` (+1e-7).
-        normalize: divide the K weights by their sum.
-        restore_scale: multiply the weights by K.
-        mode: `learned`; `random` takes uniform [0, 1) scores with the learned scores' gradient; `uniform` deals experts
-            round-robin. The last two are for systems runs; p_e stays the learned one.
-        lbl_granularity: `batch` or `instance`.
-        sequence_length: tokens per sequence, for `instance`; default T.
-        noise: FP32 [T, E] scores of `random`; default: torch.rand on x's device.
-        impl: of what follows the logits: `triton` (default on CUDA) or `reference` (default on the CPU).
+        impl: of what follows the logits, see `route_logits`.
+        options: the others of `route_logits`, by name.
 
     Raises:
         ValueError, TypeError: a shape, dtype, device or name is wrong; the message says which.
     """
     check_tensor("x", x, shape=(None, None), dtypes=FLOATS)
     check_tensor("weight", weight, shape=(None, x.shape[1]), dtypes=FLOATS, device=x.device)
-    return route_logits(
-        router_logits(x, weight),
-        top_k,
-        gating=gating,
-        normalize=normalize,
-        restore_scale=restore_scale,
-        mode=mode,
-        lbl_granularity=lbl_granularity,
-        sequence_length=sequence_length,
-        noise=noise,
-        impl=impl,
-    )
+    return route_logits(router_logits(x, weight), top_k, impl=impl, **options)
 
 
 def route_logits(
@@ -111,7 +80,27 @@ def route_logits(
     noise: torch.Tensor | None = None,
     impl: str | None = None,
 ) -> RouterOutput:
-    """Route from logits [T, E] that are there already; arguments as for `router`."""
+    """Route from logits that are there already: gating, top-k, counts and losses, without a host read.
+
+    LBL = E / K * sum_e f_e * p_e, f_e the share of tokens that chose e, p_e the mean probability of e (sigmoid scores
+    are renormalised over E first). `instance` takes it per sequence and averages. Equal scores go to the lower id.
+
+    Args:
+        logits: FP32 or FP64 [T, E].
+        top_k: K, at most E.
+        gating: `softmax` over all E, or `sigmoid` (+1e-7).
+        normalize: divide the K weights by their sum.
+        restore_scale: multiply the weights by K.
+        mode: `learned`; `random` takes uniform [0, 1) scores with the learned scores' gradient; `uniform` deals experts
+            round-robin. The last two are for systems runs; p_e stays the learned one.
+        lbl_granularity: `batch` or `instance`.
+        sequence_length: tokens per sequence, for `instance`; default T.
+        noise: FP32 [T, E] scores of `random`; default: torch.rand on the logits' device.
+        impl: `triton` (default on CUDA) or `reference` (default on the CPU).
+
+    Raises:
+        ValueError, TypeError: a shape, dtype, device or name is wrong; the message says which.
+    """
     check_tensor("logits", logits, shape=(None, None), dtypes=(torch.float32, torch.float64))
     tokens, experts = logits.shape
     for name, value, allowed in (
@@ -145,10 +134,9 @@ def route_logits(
     if impl == "triton" and groups > GROUP_LIMIT:
         # The sequences are the second dimension of the launch grid.
         raise ValueError(f"impl='triton' takes at most {GROUP_LIMIT} sequences a call; got {groups}")
+    arguments = (top_k, gating, normalize, restore_scale, mode, groups, noise)
     if impl == "reference" or tokens == 0:  # no tokens, no launch: empty results with their graph come from PyTorch
-        return RouterOutput(*reference.router(logits, top_k, gating, normalize, restore_scale, mode, groups, noise))
+        return RouterOutput(*reference.router(logits, *arguments))
     from moe_kernels.router import triton as backend
 
-    return RouterOutput(
-        *backend.router(logits.contiguous(), top_k, gating, normalize, restore_scale, mode, groups, noise)
-    )
+    return RouterOutput(*backend.router(logits.contiguous(), *arguments))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -286,34 +288,20 @@ def _forward(
     return outputs
 
 
-@compile_safe("router_backward", mutates=(), fake=lambda logits, *others: torch.empty_like(logits))
+@compile_safe("router_backward", mutates=(), fake=lambda saved, *others: torch.empty_like(saved[0]))
 def _backward(
-    logits: torch.Tensor,
-    weights: torch.Tensor,
-    index: torch.Tensor,
-    denominator: torch.Tensor,
-    share: torch.Tensor,
-    d_weights: torch.Tensor,
-    d_lbl: torch.Tensor,
-    d_z: torch.Tensor,
-    sigmoid: bool,
-    normalize: bool,
-    scale: float,
+    saved: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], sigmoid: bool, normalize: bool, scale: float
 ) -> torch.Tensor:
+    """Return the gradient of the logits from what the forward saved and the gradients of weights, lbl and z-loss."""
+    logits, index, share = saved[0], saved[2], saved[4]
     tokens, experts = logits.shape
     d_logits = torch.empty_like(logits)
     top_k = index.shape[1]
     block_t, block_e, block_k = _shape(experts, top_k, BACKWARD_TILE)
     with on_device(logits):
         _router_backward_kernel[(cdiv(tokens, block_t),)](
-            logits,
-            weights,
-            index,
-            denominator,
-            share,
-            d_weights,
-            d_lbl,
-            d_z,
+            *saved,
+            *grads,
             d_logits,
             tokens,
             tokens // share.shape[0],
@@ -332,10 +320,9 @@ def _backward(
 
 class _Router(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, logits, noise, top_k, sigmoid, uniform, normalize, scale, groups):
-        weights, index, denominator, counts, share, lbl, z_loss = _forward(
-            logits, noise, top_k, sigmoid, uniform, normalize, scale, groups
-        )
+    def forward(ctx, logits, *choices):
+        weights, index, denominator, counts, share, lbl, z_loss = _forward(logits, *choices)
+        _, _, sigmoid, _, normalize, scale, _ = choices
         ctx.save_for_backward(logits, weights, index, denominator, share)
         ctx.choices = (sigmoid, normalize, scale)
         ctx.mark_non_differentiable(index, counts)
@@ -345,7 +332,7 @@ class _Router(torch.autograd.Function):
     def backward(ctx, *grads):
         check_first_order("router")
         d_weights, _, _, d_lbl, d_z = grads
-        d_logits = _backward(*ctx.saved_tensors, d_weights.contiguous(), d_lbl, d_z, *ctx.choices)
+        d_logits = _backward(ctx.saved_tensors, (d_weights.contiguous(), d_lbl, d_z), *ctx.choices)
         return d_logits, None, None, None, None, None, None, None
 
 

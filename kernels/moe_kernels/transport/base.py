@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from moe_kernels._launch import check_tensor
 from moe_kernels.peers import PeerTable
 
 
@@ -21,6 +24,8 @@ class Transport(ABC):
     world_size: int
     local_ranks: tuple[int, ...]
     device: torch.device
+    host_group: Any = None
+    """Process group of host-side meetings where every rank has a process of its own; None: the default group."""
 
     @abstractmethod
     def allocate(self, rows: int, width: int, dtype: torch.dtype) -> PeerTable:
@@ -42,9 +47,11 @@ class Transport(ABC):
         symmetric buffer: whoever writes to a peer after it knows that the peer's earlier reads are over.
         """
 
-    @abstractmethod
     def all_gather_host(self, values: Sequence[int]) -> list[int]:
         """Gather one host integer per hosted rank, in rank order. For set-up only: the host waits for its peers."""
+        everywhere: list[int] = [0] * self.world_size
+        dist.all_gather_object(everywhere, values[0], group=self.host_group)
+        return everywhere
 
     def require_equal(self, what: str, values: Sequence[int]) -> int:
         """Return the value that every rank has. Raises ValueError, naming each rank's value, where they differ."""
@@ -61,5 +68,4 @@ class Transport(ABC):
         if len(counts_E) != len(self.local_ranks):
             raise ValueError(f"counts of {len(self.local_ranks)} hosted ranks expected, got {len(counts_E)}")
         for rank, counts in zip(self.local_ranks, counts_E):
-            if counts.dtype != torch.int64 or counts.dim() != 1:
-                raise TypeError(f"counts of rank {rank}: int64 [E] expected, got {counts.dtype} {tuple(counts.shape)}")
+            check_tensor(f"counts of rank {rank}", counts, shape=(None,), dtypes=(torch.int64,))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,16 +53,16 @@ class NvshmemTransport(Transport):
 
         self.device = torch.device(device if device is not None else f"cuda:{torch.cuda.current_device()}")
         torch.cuda.set_device(self.device)
-        self._host_group: Any = host_group if host_group is not None else dist.new_group(backend="gloo")
+        self.host_group = host_group if host_group is not None else dist.new_group(backend="gloo")
         self._device_group = device_group
-        self.rank = dist.get_rank(self._host_group)
-        self.world_size = dist.get_world_size(self._host_group)
+        self.rank = dist.get_rank(self.host_group)
+        self.world_size = dist.get_world_size(self.host_group)
         self.local_ranks = (self.rank,)
         self._nvshmem = nvshmem
 
         places: list[tuple[str, str]] = [("", "")] * self.world_size
         uuid = str(torch.cuda.get_device_properties(self.device).uuid)
-        dist.all_gather_object(places, (socket.gethostname(), uuid), group=self._host_group)
+        dist.all_gather_object(places, (socket.gethostname(), uuid), group=self.host_group)
         shared_gpu = len(set(places)) < self.world_size
         if shared_gpu and host_barriers is False:
             raise RuntimeError(f"stream barriers need one PE per GPU, but {self.world_size} PEs share GPUs: {places}")
@@ -71,7 +70,7 @@ class NvshmemTransport(Transport):
 
         uid = nvshmem.get_unique_id(empty=self.rank != 0)
         raw = torch.frombuffer(bytearray(uid._data.tobytes()), dtype=torch.uint8).clone()
-        dist.broadcast(raw, src=dist.get_global_rank(self._host_group, 0), group=self._host_group)
+        dist.broadcast(raw, src=dist.get_global_rank(self.host_group, 0), group=self.host_group)
         uid._data[:] = raw.numpy().view(uid._data.dtype)
         cuda_device = Device(self.device.index or 0)
         cuda_device.set_current()
@@ -128,11 +127,6 @@ class NvshmemTransport(Transport):
         self._meet()
         return gathered
 
-    def all_gather_host(self, values: Sequence[int]) -> list[int]:
-        everywhere: list[int] = [0] * self.world_size
-        dist.all_gather_object(everywhere, values[0], group=self._host_group)
-        return everywhere
-
     def close(self) -> None:
         if self._counts is not None:
             self.free(self._counts)
@@ -142,7 +136,7 @@ class NvshmemTransport(Transport):
 
     def _meet(self) -> None:
         torch.cuda.current_stream(self.device).synchronize()
-        dist.barrier(group=self._host_group)
+        dist.barrier(group=self.host_group)
 
 
 class _Stream:

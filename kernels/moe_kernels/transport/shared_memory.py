@@ -28,7 +28,7 @@ class SharedMemoryTransport(Transport):
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         if not dist.is_initialized():
             raise RuntimeError("SharedMemoryTransport needs torch.distributed: call init_process_group first")
-        self.group = group
+        self.host_group = group
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
         self.local_ranks = (self.rank,)
@@ -57,18 +57,13 @@ class SharedMemoryTransport(Transport):
         """Nothing to do: the mapping goes with its last reference."""
 
     def barrier(self) -> None:
-        dist.barrier(group=self.group)
+        dist.barrier(group=self.host_group)
 
     def all_gather_counts(self, counts_E: Sequence[torch.Tensor]) -> torch.Tensor:
         self._check_counts(counts_E)
         gathered = torch.empty(self.world_size, counts_E[0].numel(), dtype=torch.int64)
-        dist.all_gather(list(gathered.unbind(0)), counts_E[0].contiguous(), group=self.group)
+        dist.all_gather(list(gathered.unbind(0)), counts_E[0].contiguous(), group=self.host_group)
         return gathered
-
-    def all_gather_host(self, values: Sequence[int]) -> list[int]:
-        everywhere: list[int] = [0] * self.world_size
-        dist.all_gather_object(everywhere, values[0], group=self.group)
-        return everywhere
 
     def close(self) -> None:
         self.barrier()
