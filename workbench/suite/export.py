@@ -188,15 +188,13 @@ class _Page:
             new = [o for o in outputs if _content(o) not in self.direct]
             note = '<p class="note">In JupyterLab the sliders compute the figure and the claims anew.</p>'
             return "".join(map(self.output, new)) + note * (len(new) < len(outputs))
-        if saved.get("model_name") == "HTMLModel":
-            return f'<div class="html">{state.get("value", "")}</div>'
         value = state.get("value")
+        if saved.get("model_name") == "HTMLModel":
+            return f'<div class="html">{value or ""}</div>'
         if value is None and state.get("_options_labels") and state.get("index") is not None:
             value = state["_options_labels"][state["index"]]
-        if value is None or not state.get("description"):
-            return ""
-        shown = html.escape(f"{state['description']}: {value}")
-        return f'<span class="setting">{shown}</span>'
+        named = value is not None and state.get("description")
+        return f'<span class="setting">{html.escape(f"{named}: {value}")}</span>' if named else ""
 
     def live(self, model_id: str, saved: Mapping[str, Any]) -> str:
         state = {k: v for k, v in saved["state"].items() if k not in ("_esm", "_css")}
@@ -272,8 +270,6 @@ def _code(source: str) -> str:
 def _text(text: str, css: str) -> str:
     from nbconvert.filters import ansi2html
 
-    block = f'<pre class="{css}">{ansi2html(text)}</pre>'
-    lines = text.count("\n") + 1
-    if lines <= LONG_LINES:
-        return block
-    return f'<details class="long"><summary>Output, {lines} lines</summary>{block}</details>'
+    block, lines = f'<pre class="{css}">{ansi2html(text)}</pre>', text.count("\n") + 1
+    long = f'<details class="long"><summary>Output, {lines} lines</summary>{block}</details>'
+    return long if lines > LONG_LINES else block

@@ -111,6 +111,4 @@ def machine_text(machine: Mapping[str, Any]) -> str:
 
 def figure_text(value: Any) -> str:
     """Return the figure that decided a claim as text."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

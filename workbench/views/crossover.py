@@ -7,8 +7,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from workbench.core.experiment import Check, Result
 from workbench.core.tables import MAIN
+from workbench.models.crossover import crossing, crossing_interval, idle_begins, largest_microbatch
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -48,10 +51,7 @@ def recorded(params: Any, recording: Any) -> dict[str, Any]:
 
 def curves(result: Result) -> list[dict[str, Any]]:
     """Per layer, pass and mode of a measured table: sizes, scaled medians, and the crossover with its interval."""
-    import numpy as np
     import polars as pl
-
-    from workbench.models.crossover import crossing_interval, idle_begins, largest_microbatch
 
     p = result.params
     scaled = (p.device_speed, p.host_cost) != (1, 1)
@@ -118,8 +118,6 @@ def idle_us(c: dict[str, Any], row: dict[str, Any]) -> float | None:
 
 def crossover_checks(result: Result) -> list[Check]:
     """Claims of Figure 32's caption and of Section 8.3 about every layer of the table."""
-    from workbench.models.crossover import crossing
-
     found = {(c["layer"], c["passes"], c["mode"]): c for c in curves(result)}
     eager = [c for c in found.values() if c["mode"] == "eager"]
     what = unit(result)
@@ -128,21 +126,19 @@ def crossover_checks(result: Result) -> list[Check]:
         name = _name(c)
         faster = crossing(c["tokens"], c["device"] / FASTER, c["submit"])
         held = [f"{r['tokens']:,}" for r in c["rows"] if r["host_held_up"]]
-        out.append(
+        out += [
             Check(
                 f"{name}: submission{', its known wait left out,' if c['waits'] else ''} waits for no device value "
                 "(a full launch queue would look the same)",
                 not held,
                 f"held up behind a busy device at {', '.join(held)} {what}" if held else "never held up",
-            )
-        )
-        out.append(
+            ),
             Check(
                 f"{name}: a {FASTER:g} times faster device moves the crossover right",
                 faster > c["critical"] if faster > c["tokens"][0] and math.isfinite(c["critical"]) else None,
                 f"{interval(c)} to {said(faster, c)} {what}",
-            )
-        )
+            ),
+        ]
         for mode in CHEAPER:
             other = found.get((c["layer"], c["passes"], mode))
             if other:
@@ -171,10 +167,6 @@ def _cheaper_checks(name: str, c: dict[str, Any], other: dict[str, Any], what: s
 
     A compiled layer also computes faster, which by itself moves the crossover right.
     """
-    import numpy as np
-
-    from workbench.models.crossover import crossing
-
     mine = {t: i for i, t in enumerate(c["tokens"])}
     at = [(mine[t], j) for j, t in enumerate(other["tokens"]) if t in mine]
     i, j = (np.array(column) for column in zip(*at))
@@ -306,8 +298,6 @@ def _hover(c: dict[str, Any], row: dict[str, Any]) -> str:
 
 def _mark(fig: go.Figure, c: dict[str, Any], where: Any, ink: str, what: str, legend: bool) -> None:
     """Mark a crossover that was reached, its interval as bars."""
-    import numpy as np
-
     at, first, last = c["critical"], c["tokens"][0], c["tokens"][-1]
     if not first < at <= last:
         return

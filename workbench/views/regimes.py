@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
-    from workbench.traces.idle import Analysis
+from workbench.traces.idle import CAUSES, Analysis, union_ns
+from workbench.traces.kineto import read_kineto
+from workbench.traces.ranges import COLLECTIVE, find_ranges
+from workbench.traces.replay import what_if
+from workbench.traces.skew import collective_skew, start_skew
 
 BINS = 240
 """Of the utilisation band and the headroom curve."""
@@ -44,11 +47,6 @@ def skew_rows(paths: Sequence[Path], microbatch: str) -> list[dict[str, Any]]:
     Parts: ``collective`` and ``block start`` (one row each: who came last, by how much), ``rank`` (one per rank: time
     in collectives, of which waiting for peers; time in the kernels of dispatch and combine).
     """
-    from workbench.traces.idle import Analysis
-    from workbench.traces.kineto import read_kineto
-    from workbench.traces.ranges import find_ranges
-    from workbench.traces.skew import collective_skew, start_skew
-
     analyses = [Analysis(read_kineto(p)) for p in paths]
     wholes = [find_ranges(a, f"^{microbatch}$") for a in analyses]
     windows = [(int(w.host_start_ns[0]), int(w.host_end_ns[0])) for w in wholes]
@@ -89,10 +87,6 @@ def analyse(path: Path, microbatch: str, zoom_blocks: tuple[int, int] = (3, 5)) 
     (boxes), ``kernel`` (single operations inside the magnified window), ``band`` (busy share and headroom per bin),
     ``capture`` (one summary).
     """
-    from workbench.traces.idle import Analysis
-    from workbench.traces.kineto import read_kineto
-    from workbench.traces.ranges import find_ranges
-
     analysis = Analysis(read_kineto(path))
     (pair,) = list(analysis.rows)
     whole = find_ranges(analysis, f"^{microbatch}$")
@@ -111,10 +105,6 @@ def analyse(path: Path, microbatch: str, zoom_blocks: tuple[int, int] = (3, 5)) 
 
 def kernels(path: Path, microbatch: str, start_us: float, width_us: float) -> list[dict[str, Any]]:
     """Return single device operations inside a magnified window, on the clock of `analyse`."""
-    from workbench.traces.idle import Analysis
-    from workbench.traces.kineto import read_kineto
-    from workbench.traces.ranges import COLLECTIVE, find_ranges
-
     analysis = Analysis(read_kineto(path))
     ops, names = analysis.trace.ops, analysis.trace.names
     low = int(find_ranges(analysis, f"^{microbatch}$").host_start_ns[0])
@@ -187,8 +177,6 @@ def _merged(start: np.ndarray, end: np.ndarray, gap: int) -> list[tuple[int, int
 def _lane_rows(
     analysis: Analysis, pair: Any, window: tuple[int, int], forward: list[Any], backward: list[Any]
 ) -> list[dict[str, Any]]:
-    from workbench.traces.idle import CAUSES
-
     low, high = window
     calls, ops, waits = analysis.trace.calls, analysis.trace.ops, analysis.waits
     rows: list[dict[str, Any]] = []
@@ -222,10 +210,6 @@ def _lane_rows(
 
 
 def _band_rows(analysis: Analysis, pair: Any, window: tuple[int, int]) -> list[dict[str, Any]]:
-    import numpy as np
-
-    from workbench.traces.idle import union_ns
-
     low, high = window
     ops, mine = analysis.trace.ops, analysis.rows[pair]
     edges = np.linspace(low, high, BINS + 1).astype(np.int64)
@@ -241,8 +225,6 @@ def _band_rows(analysis: Analysis, pair: Any, window: tuple[int, int]) -> list[d
 def _summary(
     analysis: Analysis, pair: Any, window: tuple[int, int], forward: list[Any], backward: list[Any], host_end: int
 ) -> dict[str, Any]:
-    from workbench.traces.replay import what_if
-
     low, high = window
     begin, end = forward[0]["device_start"], forward[-1]["device_end"]
     idle = analysis.idle(pair, (begin, end))

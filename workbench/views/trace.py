@@ -171,12 +171,10 @@ def trace_tables(analysis: Analysis, window: Window | None, variant: str) -> Tab
 
 
 def _window(analysis: Analysis, window: Window | None) -> Window:
-    if window is not None:
-        return window
     ops = analysis.trace.ops
-    if not len(ops):
-        return 0, 1
-    return int(ops.start_ns.min()), int(ops.end_ns.max())
+    if window is None and len(ops):
+        return int(ops.start_ns.min()), int(ops.end_ns.max())
+    return window or (0, 1)
 
 
 def trace_figure(tables: Tables, title: str = "") -> go.Figure:

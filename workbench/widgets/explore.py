@@ -115,9 +115,9 @@ class Explorer:
         self._waiting = loop.call_later(QUIET_S, self.update)
 
     def _reset(self, _: Any) -> None:
-        defaults = {f.name: f.default for f in dataclasses.fields(self.first.experiment.params)}
-        for name, control in self.controls.items():
-            control.value = defaults[name]
+        for f in dataclasses.fields(self.first.experiment.params):
+            if f.name in self.controls:
+                self.controls[f.name].value = f.default
 
 
 def _control(f: dataclasses.Field[Any], value: Any, hint: Any, choices: Sequence[Any] | None) -> Any:
