@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from workbench.traces import TraceError, read, trace_files
 from workbench.traces.holes import lost_events
+from workbench.traces.skew import by_name, spread_us
 
 OK, PARTIAL, FAILED = "ok", "partial", "failed"
 COMPARED = ("step_us", "busy_us", "idle_us", "wait_us", "exposed_us")
@@ -86,25 +87,22 @@ def summarise_rank(path: str, window: str | None = None) -> RankSummary:
     from workbench.traces.ranges import parse_window, steps, table51
     from workbench.traces.summary import summarise
 
-    began, file = time.perf_counter(), Path(path)
-    numbered = _RANK.search(file.name)
-    rank = int(numbered[1]) if numbered else None
+    began, unread = time.perf_counter(), _unread(path)
     try:
-        trace = read(file)
+        trace = read(path)
         analysis = Analysis(trace)
         span = parse_window(trace, window)
         report = summarise(analysis, span)
         table = table51(analysis, span)
     except (TraceError, OSError, ValueError, MemoryError) as error:
-        message = str(error) or type(error).__name__
-        return RankSummary(file.name, rank, FAILED, message, seconds=time.perf_counter() - began)
+        return replace(unread, error=str(error) or type(error).__name__, seconds=time.perf_counter() - began)
     devices, waits = report["devices"], [w for w in report["waits"] if w["blocking"]]
     named = steps(trace)
     lost = lost_events(trace)
     communication = [r for r in table if r["metric"] == "communication exposure"]
     return RankSummary(
-        file=file.name,
-        rank=trace.rank if trace.rank is not None else rank,
+        file=unread.file,
+        rank=trace.rank if trace.rank is not None else unread.rank,
         status=PARTIAL if lost else OK,
         error=lost,
         operations=len(trace.ops),
@@ -165,21 +163,17 @@ def analyse_folder(
 
 def step_skew(ranks: Sequence[RankSummary]) -> list[dict[str, Any]]:
     """Return per step how far the ranks' starts and durations lie apart; one clock over the ranks is assumed."""
-    by_step: dict[str, list[tuple[RankSummary, int, int]]] = {}
-    for rank in ranks:
-        for name, start, duration in rank.steps if rank.status == OK else ():
-            by_step.setdefault(name, []).append((rank, start, duration))
+    good = [r for r in ranks if r.status == OK]
     rows = []
-    for name, found in by_step.items():
-        starts = [s for _, s, _ in found]
-        durations = [d for _, _, d in found]
-        slowest = found[int(np.argmax(durations))][0]
+    for name, found in by_name([{name: (start, lasts) for name, start, lasts in r.steps} for r in good]).items():
+        starts, durations = zip(*found.values())
+        slowest = good[list(found)[int(np.argmax(durations))]]
         rows.append(
             {
                 "step": name,
                 "ranks": len(found),
-                "start_spread_us": (max(starts) - min(starts)) / 1e3,
-                "duration_spread_us": (max(durations) - min(durations)) / 1e3,
+                "start_spread_us": spread_us(starts),
+                "duration_spread_us": spread_us(durations),
                 "slowest_rank": slowest.rank if slowest.rank is not None else slowest.file,
                 "slowest_over_median": max(durations) / max(float(np.median(durations)), 1.0),
             }
@@ -267,7 +261,7 @@ def _summed(parts_ns: Sequence[dict[str, int]]) -> dict[str, float]:
     return {cause: sum(part[cause] for part in parts_ns) / 1e3 for cause in (parts_ns[0] if parts_ns else ())}
 
 
-def _unread(path: str, why: str) -> RankSummary:
+def _unread(path: str, why: str = "") -> RankSummary:
     numbered = _RANK.search(Path(path).name)
     return RankSummary(Path(path).name, int(numbered[1]) if numbered else None, FAILED, why)
 

@@ -52,11 +52,9 @@ def read_nsys(path: str | Path) -> Trace:
     """Read one Nsight Systems SQLite export.
 
     Raises:
-        TraceError: the file is absent, no SQLite database, or no Nsight Systems export.
+        TraceError: the file is absent or not readable, no SQLite database, or no Nsight Systems export.
     """
     path = Path(path)
-    if not path.is_file():
-        raise TraceError(f"{path}: no such trace file")
     uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
     try:
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:

@@ -6,7 +6,7 @@ Source: report, Table 51 (rank skew).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,12 +76,25 @@ def start_skew(analyses: Sequence[Analysis], pattern: str, windows: Sequence[Win
         inside = (table.host_start_ns >= low) & (table.host_start_ns < high) & (table.device_start_ns >= 0)
         base = analysis.trace.base_ns
         starts.append({table.name[i]: int(table.device_start_ns[i]) + base for i in np.flatnonzero(inside)})
-    rows = []
-    for name in starts[0] if starts else ():
-        begun = [s[name] for s in starts if name in s]
-        if len(begun) == len(starts):
-            rows.append({"name": name, "skew_us": (max(begun) - min(begun)) / 1e3, "last": int(np.argmax(begun))})
-    return rows
+    return [
+        {"name": name, "skew_us": spread_us(begun.values()), "last": max(begun, key=begun.__getitem__)}
+        for name, begun in by_name(starts).items()
+        if len(begun) == len(starts)
+    ]
+
+
+def by_name(ranks: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, Any]]:
+    """What each name stands for on which rank, by the rank's position; names in the order of their appearance."""
+    found: dict[str, dict[int, Any]] = {}
+    for position, values in enumerate(ranks):
+        for name, value in values.items():
+            found.setdefault(name, {})[position] = value
+    return found
+
+
+def spread_us(times_ns: Collection[int]) -> float:
+    """How far times of the ranks lie apart, last minus first."""
+    return (max(times_ns) - min(times_ns)) / 1e3
 
 
 def _collectives(analysis: Analysis, window: Window) -> list[tuple[str, int]]:
