@@ -139,11 +139,6 @@ def _waits_within(analysis: Analysis, start: int, end: int) -> np.ndarray:
     return (waits.counted() & (waits.start_ns >= start) & (waits.start_ns < end)).nonzero()[0]
 
 
-def _launches_within(analysis: Analysis, start: int, end: int) -> int:
-    starts = analysis.trace.calls.start_ns[analysis.launches]
-    return int(((starts >= start) & (starts < end)).sum())
-
-
 def _block_rows(analysis: Analysis, pair: Any, forward: list[dict[str, Any]], low: int) -> list[dict[str, Any]]:
     rows = []
     for i, block in enumerate(forward):
@@ -231,6 +226,8 @@ def _summary(
     submitted_at = forward[-1]["host_end"]
     not_begun = sum(b["device_start"] > submitted_at for b in forward)
     gaps = idle.end_ns - idle.start_ns
+    waits = _waits_within(analysis, low, host_end)
+    launched = analysis.trace.calls.start_ns[analysis.launches]
     device_us = _us(high - begin)
     replayed = what_if(analysis, remove_waits=True)
     gain_us = replayed["replayed_us"] - replayed["predicted_us"]
@@ -239,10 +236,8 @@ def _summary(
         "forward_us": _us(end - begin), "forward_idle_us": _us(idle.total_ns()),
         **{f"idle_{cause}_us": _us(ns) for cause, ns in idle.by_cause_ns().items()},
         "idle_intervals": int((gaps > MERGE_NS).sum()), "longest_idle_us": _us(gaps.max() if len(gaps) else 0),
-        "waits": len(_waits_within(analysis, low, host_end)),
-        "wait_us": _us(sum(analysis.waits.end_ns[i] - analysis.waits.start_ns[i]
-                           for i in _waits_within(analysis, low, host_end))),
-        "launches": _launches_within(analysis, low, host_end),
+        "waits": len(waits), "wait_us": _us((analysis.waits.end_ns[waits] - analysis.waits.start_ns[waits]).sum()),
+        "launches": int(((launched >= low) & (launched < host_end)).sum()),
         "submitted_us": _us(host_end - low), "forward_submitted_us": _us(submitted_at - low),
         "not_begun_at_submission": not_begun, "device_us": device_us,
         "device_idle_us": _us(analysis.idle(pair, (begin, high)).total_ns()),
