@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -53,6 +54,17 @@ def disable_compile(function: Callable[..., Any]) -> Callable[..., Any]:
 def current_device() -> int:
     """Index of the current CUDA device; the public call checks initialisation first, which a launch need not."""
     return torch._C._cuda_getDevice()
+
+
+_THREAD = threading.local()
+
+
+def bind_context() -> None:
+    """Make CUDA's context current on this thread, at its first call: autograd's threads for device 0 begin without one,
+    and a TMA descriptor cannot be made without. Of torch's calls that do so, this one is allowed in a graph capture."""
+    if not getattr(_THREAD, "bound", False):
+        torch.cuda.is_current_stream_capturing()
+        _THREAD.bound = True
 
 
 def current_stream_address(device: int) -> int:

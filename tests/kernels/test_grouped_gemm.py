@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from budgets import assert_within, budget, nan_filled, offsets_of, poison_allocator
@@ -277,3 +279,15 @@ def test_an_output_over_an_input_is_refused():
     offsets = torch.tensor([4, 8], dtype=torch.int32)
     with pytest.raises(ValueError, match="memory of its own"):
         grouped_gemm(a, b, offsets, out=a, impl="reference")
+
+
+@pytest.mark.gpu
+def test_a_thread_that_has_asked_nothing_of_the_gpu_yet_can_launch():
+    """Autograd's threads are such ones: the backward of a product alone is the first that they do."""
+    a, b = torch.randn(64, 32, device="cuda").bfloat16(), torch.randn(2, 32, 48, device="cuda").bfloat16()
+    offsets = torch.tensor([40, 64], dtype=torch.int32, device="cuda")
+    want, got = grouped_gemm(a, b, offsets, impl="triton"), []
+    thread = threading.Thread(target=lambda: got.append(grouped_gemm(a, b, offsets, impl="triton")))
+    thread.start()
+    thread.join()
+    assert got and torch.equal(got[0], want)

@@ -199,6 +199,8 @@ def _tma_ready(*tensors: torch.Tensor) -> bool:
         for stride in outer:
             if stride * size % 16 or not stride:
                 return False
+    if tensors[0].is_cuda:
+        _compat.bind_context()
     return _has_tma(tensors[0].device)
 
 
