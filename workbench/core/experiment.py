@@ -13,7 +13,7 @@ import html
 import json
 import math
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -111,7 +111,7 @@ class Experiment:
     anchor: str
     params: type[Params]
     figure: Callable[[Result], go.Figure]
-    checks: Callable[[Result], list[Check]]
+    checks: Callable[[Result], Iterable[Check]]
     model: Callable[[Any], Any] | None = None
     report: Callable[[Any], Any] | None = None
     opens: Callable[[Any, Recording | None], Any] | None = None
@@ -292,7 +292,7 @@ class Result:
     @cached_property
     def checks(self) -> list[Check]:
         """Claims of the report against this table."""
-        return self.experiment.checks(self)
+        return list(self.experiment.checks(self))
 
     def figure(self) -> go.Figure:
         """Draw the table, with the source badge."""

@@ -110,8 +110,6 @@ def checks(result: Result) -> list[Check]:
 
 def draw(result: Result) -> go.Figure:
     """Left: training state per rank against world size. Right: bytes sent per step against the microbatch."""
-    import plotly.graph_objects as go
-
     from workbench.core.colours import SERIES
     from workbench.models.sharding import POLICIES
     from workbench.views.plotting import figure
@@ -138,21 +136,19 @@ def draw(result: Result) -> go.Figure:
         ):
             part = [r for r in rows if r["policy"] == policy and r["sweep"] == sweep]
             line = {"color": SERIES[i], "dash": dashes.get(policy, "dash"), "width": 3 if policy in ENDPOINTS else 2}
-            fig.add_trace(
-                go.Scatter(
-                    x=[r[x] for r in part],
-                    y=[r[y] for r in part],
-                    mode="lines+markers",
-                    name=name.format(p.shard_ranks),
-                    legendgroup=policy,
-                    showlegend=col == 1,
-                    line=line,
-                    marker={"symbol": i, "size": 8},
-                    customdata=[[r[k] for k in hover] for r in part],
-                    hovertemplate="%{y:.1f} at %{x}<br>weights %{customdata[0]:.1f}, gradients %{customdata[1]:.1f}, "
-                    "optimizer %{customdata[2]:.1f} GiB<br>gather %{customdata[3]:.1f}, "
-                    "reduce %{customdata[4]:.1f} GB in %{customdata[5]} microbatches<extra></extra>",
-                ),
+            fig.add_scatter(
+                x=[r[x] for r in part],
+                y=[r[y] for r in part],
+                mode="lines+markers",
+                name=name.format(p.shard_ranks),
+                legendgroup=policy,
+                showlegend=col == 1,
+                line=line,
+                marker={"symbol": i, "size": 8},
+                customdata=[[r[k] for k in hover] for r in part],
+                hovertemplate="%{y:.1f} at %{x}<br>weights %{customdata[0]:.1f}, gradients %{customdata[1]:.1f}, "
+                "optimizer %{customdata[2]:.1f} GiB<br>gather %{customdata[3]:.1f}, "
+                "reduce %{customdata[4]:.1f} GB in %{customdata[5]} microbatches<extra></extra>",
                 row=1,
                 col=col,
             )

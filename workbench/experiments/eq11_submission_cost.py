@@ -154,8 +154,6 @@ def checks(result: Result) -> list[Check]:
 
 def draw(result: Result) -> go.Figure:
     """Draw measured against fitted submission time, and the residuals below."""
-    import plotly.graph_objects as go
-
     from workbench.core.colours import GRID, SERIES
     from workbench.views.plotting import figure
 
@@ -178,12 +176,10 @@ def draw(result: Result) -> go.Figure:
             "text": names,
             "hovertemplate": hover,
         }
-        fig.add_trace(go.Scatter(x=fitted[at], y=measured[at], **common), row=1, col=1)
-        fig.add_trace(go.Scatter(x=fitted[at], y=f.residuals[at], showlegend=False, **common), row=2, col=1)
+        fig.add_scatter(x=fitted[at], y=measured[at], **common, row=1, col=1)
+        fig.add_scatter(x=fitted[at], y=f.residuals[at], showlegend=False, **common, row=2, col=1)
     top = float(max(measured.max(), fitted.max()))
-    fig.add_trace(
-        go.Scatter(x=[0, top], y=[0, top], mode="lines", line={"color": GRID}, showlegend=False), row=1, col=1
-    )
+    fig.add_scatter(x=[0, top], y=[0, top], mode="lines", line={"color": GRID}, showlegend=False, row=1, col=1)
     lines = [f"{k} <b>{c:.2f}</b> us ({a:.2f} to {b:.2f})" for k, c, a, b in zip(TERMS, f.coefficients, f.low, f.high)]
     # The lower right of the panel is free: points lie on its diagonal.
     fig.add_annotation(

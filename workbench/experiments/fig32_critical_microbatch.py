@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -207,23 +207,21 @@ def _same_output(eager: Any, compiled: Any) -> None:
         raise ArithmeticError(f"compiled output differs from eager output by {error:.3g} of its norm")
 
 
-def checks(result: Result) -> list[Check]:
+def checks(result: Result) -> Iterator[Check]:
     """Claims of the caption and of Section 8.3."""
     if "mode" not in result.table.columns:
-        return _schematic_checks(result)
+        yield from _schematic_checks(result)
+        return
     found = {(c["layer"], c["passes"]): c for c in curves(result) if c["mode"] == "eager"}
-    out = crossover_checks(result)
+    yield from crossover_checks(result)
     for (layer, passes), c in found.items():
         dense = found.get(("dense", passes))
         if layer in ROUTED and dense:
-            out.append(
-                Check(
-                    f"{layer}, {passes}: routing adds submission work to the dense layer's",
-                    c["submit"][0] > dense["submit"][0],
-                    f"{c['submit'][0]:.0f} against {dense['submit'][0]:.0f} us",
-                )
+            yield Check(
+                f"{layer}, {passes}: routing adds submission work to the dense layer's",
+                c["submit"][0] > dense["submit"][0],
+                f"{c['submit'][0]:.0f} against {dense['submit'][0]:.0f} us",
             )
-    return out
 
 
 def crossovers(result: Result) -> list[dict[str, Any]]:
@@ -271,7 +269,6 @@ def draw(result: Result) -> go.Figure:
 
 
 def _draw_schematic(result: Result) -> go.Figure:
-    import plotly.graph_objects as go
     import polars as pl
 
     from workbench.core.colours import COLOURS, SERIES
@@ -299,15 +296,12 @@ def _draw_schematic(result: Result) -> go.Figure:
     for colour, curve in zip(hues, schematic(device_speed=p.device_speed, **scales)):
         at = curve.critical(cost)
         reached = at <= curve.limit
-        fig.add_trace(
-            go.Scatter(
-                x=[at], y=[cost], mode="markers", showlegend=False,
-                marker={"color": colour, "size": 11, "symbol": "circle" if reached else "circle-open",
-                        "line": {"width": 2, "color": colour}},
-                hovertemplate=f"{curve.name}: critical microbatch %{{x:.2f}}"
-                + ("" if reached else ", beyond its memory") + "<extra></extra>",
-            )
-        )  # fmt: skip
+        beyond = "" if reached else ", beyond its memory"
+        fig.add_scatter(x=[at], y=[cost], mode="markers", showlegend=False,
+                        marker={"color": colour, "size": 11, "symbol": "circle" if reached else "circle-open",
+                                "line": {"width": 2, "color": colour}},
+                        hovertemplate=f"{curve.name}: critical microbatch %{{x:.2f}}{beyond}<extra></extra>"
+                        )  # fmt: skip
     fig.update_layout(legend={"yref": "container", "y": 0.005, "yanchor": "bottom"}, margin={"t": 80, "b": 140})
     fig.update_xaxes(title="microbatch size (figure units)", range=[0, 16])
     fig.update_yaxes(title="time per microbatch (figure units)", rangemode="tozero")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -85,27 +85,23 @@ def keep(params: CriticalRanksParams, recorder: Any, found: Sequence[dict[str, A
                 recorder.row(table, **{k: v for k, v in row.items() if k not in ("section", "restart")})
 
 
-def checks(result: Result) -> list[Check]:
+def checks(result: Result) -> Iterator[Check]:
     """Claims of the one-GPU figure on every rank, and that the ranks agree."""
     by_rank = [crossover_checks(of_rank(result, rank)) for rank in ranks_of(result)]
-    out = []
     for same in zip(*by_rank):
         check = on_every_rank(same)
         if check.holds is False and "runs dry" in check.claim and any(c.holds for c in same):
             waits = "a device that waits in a collective for a rank that submits more slowly counts as busy"
             check = dataclasses.replace(check, known=check.known or waits)
-        out.append(check)
+        yield check
     found = [curves(of_rank(result, rank)) for rank in ranks_of(result)]
     for same in zip(*found):
         at = [c["critical"] for c in same]
-        out.append(
-            Check(
-                f"{same[0]['layer']}, {same[0]['passes']}: the ranks' crossovers agree within {AGREE - 1:.0%}",
-                max(at) <= AGREE * min(at) if max(at) < float("inf") else None,
-                ", ".join(interval(c) for c in same) + " tokens",
-            )
+        yield Check(
+            f"{same[0]['layer']}, {same[0]['passes']}: the ranks' crossovers agree within {AGREE - 1:.0%}",
+            max(at) <= AGREE * min(at) if max(at) < float("inf") else None,
+            ", ".join(interval(c) for c in same) + " tokens",
         )
-    return out
 
 
 def beside_one_gpu(result: Result) -> pl.DataFrame:

@@ -263,7 +263,6 @@ def checks(result: Result) -> list[Check]:
 
 def draw(result: Result) -> go.Figure:
     """Draw cross-entropy, LBL, load and gradient norm of both arms, every seed, with the two windows shaded."""
-    import plotly.graph_objects as go
     import polars as pl
 
     from workbench.core.colours import SERIES
@@ -282,18 +281,16 @@ def draw(result: Result) -> go.Figure:
         for (seed, arm), part in table.group_by(["seed", "arm"], maintain_order=True):
             colour, name, dash = style[str(arm)]
             part = part.filter(pl.col(metric).is_finite())
-            fig.add_trace(
-                go.Scatter(
-                    x=thinned(part["step"].to_list()),
-                    y=thinned(smooth(part[metric].to_numpy(), result.params.span)),
-                    mode="lines",
-                    line={"color": colour, "width": 1.3, "dash": dash},
-                    opacity=0.8,
-                    name=name,
-                    legendgroup=str(arm),
-                    showlegend=row == 1 and seed == table["seed"][0],
-                    hovertemplate=f"seed {seed}, {arm}<br>step %{{x}}<br>%{{y:.4f}}<extra></extra>",
-                ),
+            fig.add_scatter(
+                x=thinned(part["step"].to_list()),
+                y=thinned(smooth(part[metric].to_numpy(), result.params.span)),
+                mode="lines",
+                line={"color": colour, "width": 1.3, "dash": dash},
+                opacity=0.8,
+                name=name,
+                legendgroup=str(arm),
+                showlegend=row == 1 and seed == table["seed"][0],
+                hovertemplate=f"seed {seed}, {arm}<br>step %{{x}}<br>%{{y:.4f}}<extra></extra>",
                 row=row,
                 col=1,
             )

@@ -308,8 +308,6 @@ def planned(table: pl.DataFrame, alpha: float, recorded_alpha: float) -> pl.Seri
 
 def draw(result: Result) -> go.Figure:
     """Draw cross-entropy against tokens, steps and wall time; batch size, learning rate and throughput."""
-    import plotly.graph_objects as go
-
     from workbench.core.colours import SERIES
     from workbench.training.histories import smooth, thinned
     from workbench.views.plotting import figure
@@ -328,16 +326,14 @@ def draw(result: Result) -> go.Figure:
     def line(x: Any, y: Any, row: int, col: int, name: str, **style: Any) -> None:
         first = name not in shown
         shown.add(name)
-        fig.add_trace(
-            go.Scatter(
-                x=list(thinned(x)),
-                y=list(thinned(y)),
-                mode="lines",
-                name=html.escape(name),
-                legendgroup=name,
-                showlegend=first,
-                line={"width": 1.5} | style,
-            ),
+        fig.add_scatter(
+            x=list(thinned(x)),
+            y=list(thinned(y)),
+            mode="lines",
+            name=html.escape(name),
+            legendgroup=name,
+            showlegend=first,
+            line={"width": 1.5} | style,
             row=row,
             col=col,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,39 +151,37 @@ def what_if(result: Result, length: int) -> tuple[float, float]:
     return synchronized * summary["predicted_us"] / summary["device_us"], rowwise
 
 
-def checks(result: Result) -> list[Check]:
+def checks(result: Result) -> Iterator[Check]:
     """Claims of the caption at the report's length, and the what-if at every length."""
-    out = capture_checks(result)
-    out.append(host_loop_check(result))
+    yield from capture_checks(result)
+    yield host_loop_check(result)
     for length in captured_lengths(result):
-        out += [faster_check(result, length), what_if_check(result, length)]
-    return out
+        yield faster_check(result, length)
+        yield what_if_check(result, length)
 
 
-def capture_checks(result: Result) -> list[Check]:
+def capture_checks(result: Result) -> Iterator[Check]:
     """Claims of the caption about the captures at the report's length."""
     full = captured_lengths(result)[0]
-    out = []
     for variant in VARIANTS[:2]:
         blocks, capture = (part_rows(result, part, variant, full) for part in ("block", "capture"))
-        out += _lockstep_checks(variant, blocks, capture)
+        yield from _lockstep_checks(variant, blocks, capture)
     gaps = [b["idle_us"] for b in part_rows(result, "block", "synchronized", full) if 1 <= b["block"] < 7]
     (exposed,) = part_rows(result, "capture", "synchronized", full)
-    out.append(
-        Check("synchronized: idle gaps recur in every routed block", min(gaps) > BLOCK_GAP_US,
+    yield Check("synchronized: idle gaps recur in every routed block", min(gaps) > BLOCK_GAP_US,
               f"{min(gaps):.0f} to {max(gaps):.0f} us idle a block; "
-              f"{exposed['forward_idle_us'] / exposed['forward_us']:.1%} of the forward")
-    )  # fmt: skip
-    out += _ahead_checks(part_rows(result, "block", "rowwise", full), part_rows(result, "capture", "rowwise", full)[0])
+              f"{exposed['forward_idle_us'] / exposed['forward_us']:.1%} of the forward")  # fmt: skip
+    yield from _ahead_checks(
+        part_rows(result, "block", "rowwise", full), part_rows(result, "capture", "rowwise", full)[0]
+    )
     (covered,) = part_rows(result, "capture", "synchronized, wait covered", full)
     after = "idle_sync_rebuild_us"
-    out.append(
-        Check("shared-expert work before the wait covers idle time without removing the wait",
-              covered["forward_idle_us"] < exposed["forward_idle_us"] and covered["waits"] >= 7,
-              f"forward idle {exposed['forward_idle_us'] / 1e3:.2f} to {covered['forward_idle_us'] / 1e3:.2f} ms, "
-              f"after waits {exposed[after] / 1e3:.2f} to {covered[after] / 1e3:.2f} ms; {covered['waits']:.0f} waits")
-    )  # fmt: skip
-    return out
+    yield Check(
+        "shared-expert work before the wait covers idle time without removing the wait",
+        covered["forward_idle_us"] < exposed["forward_idle_us"] and covered["waits"] >= 7,
+        f"forward idle {exposed['forward_idle_us'] / 1e3:.2f} to {covered['forward_idle_us'] / 1e3:.2f} ms, "
+        f"after waits {exposed[after] / 1e3:.2f} to {covered[after] / 1e3:.2f} ms; {covered['waits']:.0f} waits",
+    )
 
 
 def host_loop_check(result: Result) -> Check:

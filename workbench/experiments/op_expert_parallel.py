@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,20 +95,18 @@ def nvlink_GBps(result: Result) -> float | None:
     return count * rate if count and rate else None
 
 
-def checks(result: Result) -> list[Check]:
+def checks(result: Result) -> Iterator[Check]:
     """Parity, waits on every rank, row movement against a peer copy, block times."""
     import polars as pl
 
     ranks = ranks_of(result)
     parity = result.tables["parity"]
-    out = [
-        Check(
+    yield Check(
             f"both paths on {ranks} ranks equal one rank within the budgets",
             bool(parity["holds"].all()) if parity.height else None,
             f"{parity.height} tensors over all ranks, worst error over budget "
             f"{(parity['error'] / parity['budget']).max():.2g}" if parity.height else "not measured",
-        )
-    ]  # fmt: skip
+        )  # fmt: skip
     timed = result.tables["layer"].filter(pl.col("waits").is_not_null())
     rowwise = timed.filter(pl.col("path") == "rowwise")
     synchronized = timed.filter(pl.col("path") == "synchronized")
@@ -117,8 +115,8 @@ def checks(result: Result) -> list[Check]:
         ("synchronized: one host wait per forward of the block on every rank", synchronized, pl.col("waits") == 1),
     ):
         seen = f"{part.height} rows, waits {sorted(set(part['waits'].to_list()))}"
-        out.append(Check(claim, bool(part.select(good.all()).item()) if part.height else None, seen))
-    out.append(_bandwidth_check(result, ranks))
+        yield Check(claim, bool(part.select(good.all()).item()) if part.height else None, seen)
+    yield _bandwidth_check(result, ranks)
     by_path = {
         (r["path"], r["shared_mode"], r["tokens"]): r["time_us_p50"] for r in slowest_rank(result).iter_rows(named=True)
     }
@@ -126,8 +124,7 @@ def checks(result: Result) -> list[Check]:
     ratios = {t: by_path["synchronized", "stream", t] / by_path["rowwise", "stream", t] for t in sizes}
     shown = ", ".join(f"{t}: {ratio:.2f}x" for t, ratio in ratios.items())
     holds = min(ratios.values()) > 1 if ratios else None
-    out.append(Check("the rowwise block is faster than the synchronized one at every size", holds, shown))
-    return out
+    yield Check("the rowwise block is faster than the synchronized one at every size", holds, shown)
 
 
 def peer_shares(table: pl.DataFrame) -> dict[str, float]:

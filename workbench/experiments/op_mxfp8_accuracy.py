@@ -4,6 +4,7 @@ BF16."""
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -91,56 +92,44 @@ def final_losses(result: Result) -> dict[str, list[float]]:
     return out
 
 
-def checks(result: Result) -> list[Check]:
+def checks(result: Result) -> Iterator[Check]:
     """What the modes promise, and that training does not notice."""
     found = {(r["distribution"], r["mode"]): r for r in result.rows("error")}
     ordinary = sorted({d for d, _ in found} - {"adversarial"})
-    out = []
     for mode, claim in ((PROMOTED, "the folded product"), (EXACT, "exact mode")):
         worst = max((found[d, mode]["error_vs_mx"] for d in ordinary), default=None)
-        out.append(
-            Check(
-                f"{claim} adds little to the rounding of a BF16 result on ordinary inputs",
-                None if worst is None else worst < BF16_OUTPUT,
-                worst if worst is None else f"{worst:.2e}",
-            )
+        yield Check(
+            f"{claim} adds little to the rounding of a BF16 result on ordinary inputs",
+            None if worst is None else worst < BF16_OUTPUT,
+            worst if worst is None else f"{worst:.2e}",
         )
     hard = found.get(("adversarial", FOLDING))
     if hard:
-        out.append(
-            Check(
-                "folding fails where blocks far below the row maximum carry the result",
-                hard["error_vs_mx"] > 0.5,
-                f"{hard['error_vs_mx']:.2f}",
-            )
+        yield Check(
+            "folding fails where blocks far below the row maximum carry the result",
+            hard["error_vs_mx"] > 0.5,
+            f"{hard['error_vs_mx']:.2f}",
         )
-        out.append(
-            Check(
-                "the spread counter counts every such row",
-                hard["wide_rows"] == hard["rows"],
-                f"{hard['wide_rows']} of {hard['rows']}",
-            )
+        yield Check(
+            "the spread counter counts every such row",
+            hard["wide_rows"] == hard["rows"],
+            f"{hard['wide_rows']} of {hard['rows']}",
         )
         exact = found["adversarial", EXACT]["error_vs_mx"]
-        out.append(Check("exact mode is right there", exact < BF16_OUTPUT, f"{exact:.2e}"))
+        yield Check("exact mode is right there", exact < BF16_OUTPUT, f"{exact:.2e}")
     losses = final_losses(result)
     if len(losses.get("bf16", [])) > 1:
         gap = abs(statistics.fmean(losses["mxfp8"]) - statistics.fmean(losses["bf16"]))
         noise = max(losses["bf16"]) - min(losses["bf16"])
-        out.append(
-            Check(
-                "training losses in MXFP8 and BF16 agree within the spread over seeds",
-                gap <= noise,
-                f"{gap:.4f} apart, spread {noise:.4f}",
-            )
+        yield Check(
+            "training losses in MXFP8 and BF16 agree within the spread over seeds",
+            gap <= noise,
+            f"{gap:.4f} apart, spread {noise:.4f}",
         )
-    return out
 
 
 def draw(result: Result) -> go.Figure:
     """Draw errors by mode and distribution, and the loss curves."""
-    import plotly.graph_objects as go
-
     from workbench.core.colours import COLOURS, SERIES
     from workbench.views.plotting import WIDE_LABELS, figure
 
@@ -155,14 +144,12 @@ def draw(result: Result) -> go.Figure:
     errors = result.rows("error")
     for i, name in enumerate(dict.fromkeys(r["distribution"] for r in errors)):
         part = [r for r in errors if r["distribution"] == name]
-        fig.add_trace(
-            go.Scatter(
-                x=[r["error_vs_mx"] for r in part],
-                y=[r["mode"] for r in part],
-                name=name,
-                mode="markers",
-                marker={"size": 10, "color": SERIES[i], "symbol": i},
-            ),
+        fig.add_scatter(
+            x=[r["error_vs_mx"] for r in part],
+            y=[r["mode"] for r in part],
+            name=name,
+            mode="markers",
+            marker={"size": 10, "color": SERIES[i], "symbol": i},
             row=1,
             col=1,
         )
@@ -172,15 +159,13 @@ def draw(result: Result) -> go.Figure:
     for precision, colour, dash, width in looks:
         for seed in sorted({r["seed"] for r in losses}):
             run = [r for r in losses if r["precision"] == precision and r["seed"] == seed]
-            fig.add_trace(
-                go.Scatter(
-                    x=[r["step"] for r in run],
-                    y=[r["loss"] for r in run],
-                    name=f"loss, {precision}",
-                    legendgroup=precision,
-                    showlegend=seed == losses[0]["seed"],
-                    line={"color": colour, "dash": dash, "width": width},
-                ),
+            fig.add_scatter(
+                x=[r["step"] for r in run],
+                y=[r["loss"] for r in run],
+                name=f"loss, {precision}",
+                legendgroup=precision,
+                showlegend=seed == losses[0]["seed"],
+                line={"color": colour, "dash": dash, "width": width},
                 row=2,
                 col=1,
             )

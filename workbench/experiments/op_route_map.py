@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 from workbench.core.experiment import Check, Result
@@ -29,15 +30,13 @@ def cases(params: OpSheetParams) -> list[Case]:
     ]  # fmt: skip
 
 
-def checks(result: Result) -> list[Check]:
+def checks(result: Result) -> Iterator[Check]:
     """At most three launches and 30 us."""
-    out = []
     for r in rows_of(result, impl="triton"):
-        out.append(Check(f"{label(r)}: at most 3 launches", r["launches"] <= 3, r["launches"]))
+        yield Check(f"{label(r)}: at most 3 launches", r["launches"] <= 3, r["launches"])
         at_size = result.params.tokens <= 16384 and result.params.top_k <= 8 and result.params.experts <= 128
         holds = r["time_us_p50"] <= LEAST_US if at_size else None
-        out.append(Check(f"{label(r)}: at most {LEAST_US:g} us on the device", holds, f"{r['time_us_p50']:.1f} us"))
-    return out
+        yield Check(f"{label(r)}: at most {LEAST_US:g} us on the device", holds, f"{r['time_us_p50']:.1f} us")
 
 
 EXPERIMENT = op_sheet(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -61,19 +61,17 @@ def cases(params: OpSheetParams) -> list[Case]:
     return found
 
 
-def checks(result: Result) -> list[Check]:
+def checks(result: Result) -> Iterator[Check]:
     """Launch counts, and no slower than torch operations."""
-    out = []
     for r in rows_of(result, impl="triton", direction="forward"):
         if r["shape"].startswith("gate"):
-            out.append(Check(f"{label(r)}: counts and losses in at most 2 launches", r["launches"] <= 2, r["launches"]))
+            yield Check(f"{label(r)}: counts and losses in at most 2 launches", r["launches"] <= 2, r["launches"])
     ours = ("triton", LOGITS)
     for r in [*rows_of(result, impl=LOGITS), *rows_of(result, impl="triton")]:
         other = [o for o in rows_of(result, shape=r["shape"], direction=r["direction"]) if o["impl"] not in ours]
         if other:
             ratio = other[0]["time_us_p50"] / r["time_us_p50"]
-            out.append(Check(f"{label(r)}: faster than {other[0]['impl']}", ratio > 1, f"{ratio:.2f}x"))
-    return out
+            yield Check(f"{label(r)}: faster than {other[0]['impl']}", ratio > 1, f"{ratio:.2f}x")
 
 
 EXPERIMENT = op_sheet(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -91,9 +92,8 @@ def _per_launch(row: dict[str, Any], less: dict[str, Any] | None = None) -> floa
     return (row["submit_us_p50"] - shorter["submit_us_p50"]) / (row["launches"] - shorter["launches"])
 
 
-def checks(result: Result) -> list[Check]:
+def checks(result: Result) -> Iterator[Check]:
     """Each row of the report's classification, and the autograd claim of Section 8.1."""
-    out = []
     rows = {r["operation"]: r for r in result.table.to_dicts()}
     for r in rows.values():
         if r["row"]:
@@ -104,22 +104,19 @@ def checks(result: Result) -> list[Check]:
                 else f"{r['device_us_p50'] / r['submit_us_p50']:.2f} device us per submit us"
             )
             known = "" if agrees else KNOWN.get(r["operation"], "")
-            out.append(Check(f"{r['operation']}: {r['report']} headroom ({r['row']})", agrees, ratio, known))
+            yield Check(f"{r['operation']}: {r['report']} headroom ({r['row']})", agrees, ratio, known)
     fwd, bwd = rows["forward of a transformer layer"], rows["backward of a transformer layer"]
     ratio = bwd["device_us_p50"] / fwd["device_us_p50"]
-    out.append(Check("backward launches roughly twice the forward's device work", 1.5 <= ratio <= 2.5, f"{ratio:.2f}x"))
+    yield Check("backward launches roughly twice the forward's device work", 1.5 <= ratio <= 2.5, f"{ratio:.2f}x")
     alone = _per_launch(bwd) / _per_launch(fwd)
     four = [rows[f"{name} of four transformer layers"] for name in ("backward", "forward")]
     further = _per_launch(four[0], bwd) / _per_launch(four[1], fwd)
-    out.append(
-        Check(
-            "the autograd engine submits with less host time per launch than the Python forward",
-            further < 1,
-            f"{further:.2f}x in a further layer, {alone:.2f}x with the cost of entering the engine",
-            "" if further < 1 else ENGINE,
-        )
+    yield Check(
+        "the autograd engine submits with less host time per launch than the Python forward",
+        further < 1,
+        f"{further:.2f}x in a further layer, {alone:.2f}x with the cost of entering the engine",
+        "" if further < 1 else ENGINE,
     )
-    return out
 
 
 def draw(result: Result) -> go.Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,52 +48,38 @@ def measure(params: HostSyncParams, recorder: Any) -> list[dict[str, Any]]:
     return recorder.rows
 
 
-def checks(result: Result) -> list[Check]:
+def checks(result: Result) -> Iterator[Check]:
     """The report's verdicts, row by row, and what the debug mode misses."""
     import polars as pl
 
     rows = result.table.to_dicts()
-    out = []
     for r in rows:
         if r["report"] == "yes":
-            out.append(
-                Check(
-                    f"{r['pattern']} makes the host wait",
-                    bool(r["waited"]),
-                    f"{r['host_us_p50']:.0f} us behind the spin kernel",
-                )
+            yield Check(
+                f"{r['pattern']} makes the host wait",
+                bool(r["waited"]),
+                f"{r['host_us_p50']:.0f} us behind the spin kernel",
             )
         elif r["report"]:
-            out.append(
-                Check(
-                    f"{r['pattern']} does not inherently wait",
-                    not r["waited"],
-                    f"{r['host_us_p50']:.0f} us behind the spin kernel",
-                )
+            yield Check(
+                f"{r['pattern']} does not inherently wait",
+                not r["waited"],
+                f"{r['host_us_p50']:.0f} us behind the spin kernel",
             )
     missed = result.table.filter(pl.col("waited") & (pl.col("debug_mode") == "silent"))["pattern"].to_list()
-    out.append(
-        Check(
-            "set_sync_debug_mode is an audit aid, not a substitute for a timeline: it stays silent on some waits",
-            bool(missed),
-            ", ".join(missed) or "it named every wait here",
-        )
+    yield Check(
+        "set_sync_debug_mode is an audit aid, not a substitute for a timeline: it stays silent on some waits",
+        bool(missed),
+        ", ".join(missed) or "it named every wait here",
     )
     alarms = result.table.filter(~pl.col("waited") & (pl.col("debug_mode") == "warned"))["pattern"].to_list()
-    out.append(
-        Check(
-            "set_sync_debug_mode never names a call that did not wait",
-            not alarms,
-            ", ".join(alarms) or "no false alarm",
-        )
+    yield Check(
+        "set_sync_debug_mode never names a call that did not wait", not alarms, ", ".join(alarms) or "no false alarm"
     )
-    return out
 
 
 def draw(result: Result) -> go.Figure:
     """Draw the host time of each pattern behind the spin kernel."""
-    import plotly.graph_objects as go
-
     from workbench.core.colours import COLOURS
     from workbench.views.plotting import WIDE_LABELS, figure, spread
 
@@ -100,24 +87,18 @@ def draw(result: Result) -> go.Figure:
     fig = figure("How long the host is held when the device is busy", height=170 + 22 * len(rows))
     for waited, colour, name in ((True, "sync_wait", "host waited"), (False, "cpu_submit", "host went on")):
         part = [r for r in rows if bool(r["waited"]) == waited]
-        fig.add_trace(
-            go.Bar(
-                orientation="h",
-                y=[r["pattern"] for r in part],
-                x=[r["host_us_p50"] for r in part],
-                error_x=spread(part, "host_us"),
-                name=name,
-                marker={
-                    "color": COLOURS[colour],
-                    "pattern": {"shape": "x" if waited else "", "solidity": 0.3, "size": 6},
-                },
-                customdata=[
-                    (r["debug_mode"], r["report"] or "not in Table 13", r["instead"] or "nothing to replace")
-                    for r in part
-                ],
-                hovertemplate="%{y}<br>%{x:.1f} us<br>debug mode: %{customdata[0]}<br>"
-                "report: %{customdata[1]}<br>instead: %{customdata[2]}<extra></extra>",
-            )
+        fig.add_bar(
+            orientation="h",
+            y=[r["pattern"] for r in part],
+            x=[r["host_us_p50"] for r in part],
+            error_x=spread(part, "host_us"),
+            name=name,
+            marker={"color": COLOURS[colour], "pattern": {"shape": "x" if waited else "", "solidity": 0.3, "size": 6}},
+            customdata=[
+                (r["debug_mode"], r["report"] or "not in Table 13", r["instead"] or "nothing to replace") for r in part
+            ],
+            hovertemplate="%{y}<br>%{x:.1f} us<br>debug mode: %{customdata[0]}<br>"
+            "report: %{customdata[1]}<br>instead: %{customdata[2]}<extra></extra>",
         )
     fig.update_xaxes(type="log", dtick=1, title="host time (us, log)")
     fig.update_layout(WIDE_LABELS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -255,65 +255,60 @@ def metadata_share(rows: list[dict[str, Any]]) -> dict[int, tuple[float, float]]
     return {t: (at[METADATA, t], at[METADATA, t] / at[BLOCK, t]) for t in sorted({t for _, t in at})}
 
 
-def checks(result: Result) -> list[Check]:
+def checks(result: Result) -> Iterator[Check]:
     """Costs that the table accepts, and what each mechanism removes."""
     drops = result.rows("drops")
     by = {(r["skew"], r["capacity_factor"]): r for r in drops}
     skews = sorted({r["skew"] for r in drops})
     factors = sorted({r["capacity_factor"] for r in drops})
-    out = [
-        Check(
-            "fixed capacity can drop routes: more at a smaller factor, more under skew",
-            all(by[s, a]["drop_rate"] >= by[s, b]["drop_rate"] for s in skews for a, b in pairwise(factors))
-            and by[skews[-1], factors[0]]["drop_rate"] > by[skews[0], factors[0]]["drop_rate"],
-            ", ".join(f"skew {s:g}: {by[s, factors[0]]['drop_rate']:.1%}" for s in skews) + f" at {factors[0]:g}",
-        )
-    ]
+    yield Check(
+        "fixed capacity can drop routes: more at a smaller factor, more under skew",
+        all(by[s, a]["drop_rate"] >= by[s, b]["drop_rate"] for s in skews for a, b in pairwise(factors))
+        and by[skews[-1], factors[0]]["drop_rate"] > by[skews[0], factors[0]]["drop_rate"],
+        ", ".join(f"skew {s:g}: {by[s, factors[0]]['drop_rate']:.1%}" for s in skews) + f" at {factors[0]:g}",
+    )
     if 1.25 in factors and 0.0 in skews:
-        out.append(
-            Check("balanced routes fit the default factor of 1.25 without a drop", by[0.0, 1.25]["drop_rate"] == 0,
-                  f"{by[0.0, 1.25]['drop_rate']:.2%}; skew {skews[-1]:g}: {by[skews[-1], 1.25]['drop_rate']:.1%}")
-        )  # fmt: skip
+        yield Check(
+            "balanced routes fit the default factor of 1.25 without a drop",
+            by[0.0, 1.25]["drop_rate"] == 0,
+            f"{by[0.0, 1.25]['drop_rate']:.2%}; skew {skews[-1]:g}: {by[skews[-1], 1.25]['drop_rate']:.1%}",
+        )
     trained, drawn = trained_routers(), hottest_experts(result.params)
     if trained:
         text = ", ".join(f"skew {s:g}: {drawn[s]:.1f}x" for s in skews)
-        out.append(
-            Check(
-                "the drawn skews span trained routers: the hottest expert's load over the mean",
-                drawn[skews[0]] <= trained[0] and trained[1] <= drawn[skews[-1]],
-                f"{text}; layers of the trained model of fig45_lbl_branch: {trained[0]:.1f}x to {trained[1]:.1f}x",
-            )
+        yield Check(
+            "the drawn skews span trained routers: the hottest expert's load over the mean",
+            drawn[skews[0]] <= trained[0] and trained[1] <= drawn[skews[-1]],
+            f"{text}; layers of the trained model of fig45_lbl_branch: {trained[0]:.1f}x to {trained[1]:.1f}x",
         )
     most = by[skews[0], factors[-1]]
-    out.append(
-        Check(
-            "capacity reserves memory beyond the valid rows",
-            most["capacity_use"] < 1,
-            f"at factor {factors[-1]:g}: {most['bytes'] / 2**20:.0f} MiB per block and microbatch, "
-            f"{most['capacity_use']:.0%} of it used",
-        )
+    yield Check(
+        "capacity reserves memory beyond the valid rows",
+        most["capacity_use"] < 1,
+        f"at factor {factors[-1]:g}: {most['bytes'] / 2**20:.0f} MiB per block and microbatch, "
+        f"{most['capacity_use']:.0%} of it used",
     )
     if "metadata" in result.tables:
-        out += _measured_checks(result, by)
-    return out
+        yield from _measured_checks(result, by)
 
 
-def _measured_checks(result: Result, by: dict[tuple[float, float], Any]) -> list[Check]:
+def _measured_checks(result: Result, by: dict[tuple[float, float], Any]) -> Iterator[Check]:
     drawn = model(result.params)
     same = sum(abs(by[r["skew"], r["capacity_factor"]]["drop_rate"] - r["drop_rate"]) < 1e-12 for r in drawn["drops"])
     metadata = result.rows("metadata")
     shares = metadata_share(metadata)
     launches = {r["launches"] for r in metadata if r["what"] == METADATA}
-    out = [
-        Check("the device drops exactly the routes that the CPU model drops", same == len(by),
-              f"{same} of {len(by)} settings"),
-        Check("metadata costs every routed layer device time, in at most three launches",
-              min(t for t, _ in shares.values()) > 0 and max(launches) <= 3,
-              ", ".join(f"{t} tokens: {us:.1f} us" for t, (us, _) in shares.items())),
-        Check("metadata's share of a routed block's forward falls as the microbatch grows",
+    yield Check(
+        "the device drops exactly the routes that the CPU model drops", same == len(by), f"{same} of {len(by)} settings"
+    )
+    yield Check(
+        "metadata costs every routed layer device time, in at most three launches",
+        min(t for t, _ in shares.values()) > 0 and max(launches) <= 3,
+        ", ".join(f"{t} tokens: {us:.1f} us" for t, (us, _) in shares.items()),
+    )
+    yield Check("metadata's share of a routed block's forward falls as the microbatch grows",
               all(shares[a][1] > shares[b][1] for a, b in pairwise(sorted(shares))),
-              ", ".join(f"{t} tokens: {share:.1%}" for t, (_, share) in shares.items())),
-    ]  # fmt: skip
+              ", ".join(f"{t} tokens: {share:.1%}" for t, (_, share) in shares.items()))  # fmt: skip
     tails = result.rows("tail")
     for what in dict.fromkeys(r["what"] for r in tails):
         found = {
@@ -323,17 +318,14 @@ def _measured_checks(result: Result, by: dict[tuple[float, float], Any]) -> list
         # One-sided: on a GPU at its power limit the longer call also runs at a lower clock.
         near = all(v is not None and v * f < 1 + NEAR for (_, f), v in found.items())
         text = ", ".join(f"{t} tokens, factor {f:g}: {v:.2f} (rows {1 / f:.2f})" for (t, f), v in found.items() if v)
-        out.append(
-            Check(f"{what} stops at the valid rows: its time falls at least with them, within {NEAR:.0%}", near, text)
-        )
+        yield Check(f"{what} stops at the valid rows: its time falls at least with them, within {NEAR:.0%}", near, text)
     loops = {(r["what"], r["tokens"]): r["time_us_p50"] for r in result.rows("host_loop")}
     text = ", ".join(
         f"{t} tokens: {loops['item() per expert', t] / loops['device offsets', t]:.2f}x"
         for t in sorted({t for _, t in loops})
     )
     slower = all(loops["item() per expert", t] > loops["device offsets", t] for _, t in loops)
-    out.append(Check("a host loop with item() per expert is slower than device offsets", slower, text))
-    return out
+    yield Check("a host loop with item() per expert is slower than device offsets", slower, text)
 
 
 def draw(result: Result) -> go.Figure:

@@ -219,7 +219,7 @@ def draw(result: Result) -> go.Figure:
         y = [printed[quantity][w].value / 1e9 for w in WORKLOADS]
         marker = {"symbol": symbol, "size": 13, "color": COLOURS["report"], "line": {"width": 2}}
         label = f"{quantity.split('_')[0]} (report)"
-        fig.add_trace(go.Scatter(x=names[:2], y=y, mode="markers", name=label, marker=marker), row=1, col=1)
+        fig.add_scatter(x=names[:2], y=y, mode="markers", name=label, marker=marker, row=1, col=1)
     open_rows = result.rows("dense_width")
     x = [r["embedding_M"] for r in open_rows]
     band = go.Scatter(

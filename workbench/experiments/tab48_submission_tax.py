@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -253,18 +253,16 @@ def _gap(a: float, b: float) -> float:
     return max(a, b) / min(a, b) - 1
 
 
-def _graph_above(cells: Mapping[tuple[int, str, str], float], whose: str) -> list[Check]:
-    out = []
+def _graph_above(cells: Mapping[tuple[int, str, str], float], whose: str) -> Iterator[Check]:
     for source in INPUTS:
         claim = (
             f"at M = 128, {source.replace('_', ' ')}, graph replay shows more speedup than eager submission for {whose}"
         )
         if any((128, source, mode) not in cells for mode in MODES):
-            out.append(Check(claim, None, "this table has no such row at M = 128"))
+            yield Check(claim, None, "this table has no such row at M = 128")
             continue
         eager, graph = cells[128, source, "eager"], cells[128, source, "graph"]
-        out.append(Check(claim, graph > eager, f"{graph:.2f}x against {eager:.2f}x"))
-    return out
+        yield Check(claim, graph > eager, f"{graph:.2f}x against {eager:.2f}x")
 
 
 LINES = (
@@ -337,7 +335,6 @@ def _add(
     column: int,
     legend: bool = True,
 ) -> None:
-    import plotly.graph_objects as go
 
     if not rows:
         return
@@ -346,18 +343,16 @@ def _add(
         style, "circle"
     )
     marks = style in ("host", "report eager", "report graph")
-    fig.add_trace(
-        go.Scatter(
-            x=[r["M"] for r in rows],
-            y=[r[y] for r in rows],
-            name=name,
-            legendgroup=name,
-            showlegend=legend and column == 1,
-            mode="markers" if marks else "lines+markers" if style != "floor" else "lines",
-            line={"color": colour, "dash": dash},
-            marker={"color": colour, "symbol": symbol, "size": 10 if marks else 5},
-            hovertemplate=f"{name}<br>M = %{{x}}<br>%{{y:.2f}}<extra></extra>",
-        ),
+    fig.add_scatter(
+        x=[r["M"] for r in rows],
+        y=[r[y] for r in rows],
+        name=name,
+        legendgroup=name,
+        showlegend=legend and column == 1,
+        mode="markers" if marks else "lines+markers" if style != "floor" else "lines",
+        line={"color": colour, "dash": dash},
+        marker={"color": colour, "symbol": symbol, "size": 10 if marks else 5},
+        hovertemplate=f"{name}<br>M = %{{x}}<br>%{{y:.2f}}<extra></extra>",
         row=row,
         col=column,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -90,23 +91,19 @@ def rules() -> list[Any]:
     return found
 
 
-def checks(result: Result) -> list[Check]:
+def checks(result: Result) -> Iterator[Check]:
     """One claim per rule; rows that disagree are named in its value."""
     by_rule: dict[str, list[Any]] = {}
     for rule in rules():
         by_rule.setdefault(rule.rule, []).append(rule)
-    out = []
     for name, applied in by_rule.items():
         wrong = [f"{r.row}: {r.value}" for r in applied if not r.holds]
         right = f"{len(applied)} of {len(applied)} rows"
-        out.append(Check(name, not wrong, "; ".join(wrong) or right, KNOWN.get(name, "") if wrong else ""))
-    return out
+        yield Check(name, not wrong, "; ".join(wrong) or right, KNOWN.get(name, "") if wrong else "")
 
 
 def draw(result: Result) -> go.Figure:
     """Draw each observation's printed rate, with the MFU it means on a second axis."""
-    import plotly.graph_objects as go
-
     from workbench.core.colours import SERIES
     from workbench.views.plotting import figure
 
@@ -122,24 +119,20 @@ def draw(result: Result) -> go.Figure:
     fig = figure("Useful TFLOP/s per GPU of the production-throughput runs", height=560)
     for use, (name, colour, symbol) in styles.items():
         part = [r for r in rows if r["use"] == use]
-        fig.add_trace(
-            go.Scatter(
-                x=[r["TFLOPs_per_gpu"] for r in part],
-                y=[r["configuration"] for r in part],
-                mode="markers",
-                name=f"{name} (report)",
-                marker={"color": colour, "symbol": symbol, "size": 12},
-                customdata=[(r["anchor"], r["observation"], 100 * mfu(r["TFLOPs_per_gpu"], p)) for r in part],
-                hovertemplate="%{y}: %{x} TFLOP/s/GPU, MFU %{customdata[2]:.1f} %<br>%{customdata[1]}<br>"
-                "%{customdata[0]}<extra></extra>",
-            )
+        fig.add_scatter(
+            x=[r["TFLOPs_per_gpu"] for r in part],
+            y=[r["configuration"] for r in part],
+            mode="markers",
+            name=f"{name} (report)",
+            marker={"color": colour, "symbol": symbol, "size": 12},
+            customdata=[(r["anchor"], r["observation"], 100 * mfu(r["TFLOPs_per_gpu"], p)) for r in part],
+            hovertemplate="%{y}: %{x} TFLOP/s/GPU, MFU %{customdata[2]:.1f} %<br>%{customdata[1]}<br>"
+            "%{customdata[0]}<extra></extra>",
         )
     low, high = 640, 920
     ticks = [m for m in range(0, 101) if low <= m / 100 * p.peak_TFLOPs <= high]
     # An empty trace carries the second axis; its ticks stand where the first axis has that share of the peak.
-    fig.add_trace(
-        go.Scatter(x=[low], y=[rows[0]["configuration"]], xaxis="x2", showlegend=False, hoverinfo="skip", opacity=0)
-    )
+    fig.add_scatter(x=[low], y=[rows[0]["configuration"]], xaxis="x2", showlegend=False, hoverinfo="skip", opacity=0)
     axis2 = {
         "overlaying": "x",
         "side": "top",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +116,7 @@ def model(params: MetricDefinitionsParams) -> list[dict[str, Any]]:
     return rows
 
 
-def checks(result: Result) -> list[Check]:
+def checks(result: Result) -> Iterator[Check]:
     """Every row of the table has one implementation, and each example gives what was worked out by hand."""
     import math
 
@@ -124,17 +125,14 @@ def checks(result: Result) -> list[Check]:
     rows = result.table.to_dicts()
     names = [r["metric"] for r in printed_rows(51)] == [r["metric"] for r in rows]
     one_each = "every metric of Table 51 has one implementation, under its printed name"
-    out = [Check(one_each, names, f"{len(rows)} metrics")]
+    yield Check(one_each, names, f"{len(rows)} metrics")
     for r in rows:
         same = math.isclose(r["result"], r["by_hand"], rel_tol=1e-12)
-        out.append(Check(f"{r['metric']}: {r['example']}", same, f"{r['result_of']} = {r['result']:g}"))
-    return out
+        yield Check(f"{r['metric']}: {r['example']}", same, f"{r['result_of']} = {r['result']:g}")
 
 
 def draw(result: Result) -> go.Figure:
     """Draw which recording retains which metric, as a matrix with marks (not colours alone)."""
-    import plotly.graph_objects as go
-
     from workbench.core.colours import COLOURS, INK
     from workbench.views.plotting import figure
 
@@ -148,16 +146,14 @@ def draw(result: Result) -> go.Figure:
     retained = "retained (read from record.json and table.csv)"
     for label, holds, style in ((retained, True, mark), ("not retained", False, no_mark)):
         points = [(m, n) for m in metrics for n in names if (n in kept[m]) == holds]
-        fig.add_trace(
-            go.Scatter(
-                x=[m for m, _ in points],
-                y=[n.replace("/", "<br>") for _, n in points],
-                mode="markers",
-                name=label,
-                showlegend=True,
-                marker=style,
-                hovertemplate="%{y}<br>%{x}<extra></extra>",
-            )
+        fig.add_scatter(
+            x=[m for m, _ in points],
+            y=[n.replace("/", "<br>") for _, n in points],
+            mode="markers",
+            name=label,
+            showlegend=True,
+            marker=style,
+            hovertemplate="%{y}<br>%{x}<extra></extra>",
         )
     fig.update_xaxes(categoryorder="array", categoryarray=metrics, tickangle=-35)
     fig.update_yaxes(tickfont={"size": 10}, autorange="reversed")

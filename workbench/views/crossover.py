@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,46 +116,40 @@ def idle_us(c: dict[str, Any], row: dict[str, Any]) -> float | None:
     return row["idle_share"] * row["wall_us_p50"]
 
 
-def crossover_checks(result: Result) -> list[Check]:
+def crossover_checks(result: Result) -> Iterator[Check]:
     """Claims of Figure 32's caption and of Section 8.3 about every layer of the table."""
     found = {(c["layer"], c["passes"], c["mode"]): c for c in curves(result)}
     eager = [c for c in found.values() if c["mode"] == "eager"]
     what = unit(result)
-    out = []
     for c in eager:
         name = _name(c)
         faster = crossing(c["tokens"], c["device"] / FASTER, c["submit"])
         held = [f"{r['tokens']:,}" for r in c["rows"] if r["host_held_up"]]
-        out += [
-            Check(
-                f"{name}: submission{', its known wait left out,' if c['waits'] else ''} waits for no device value "
-                "(a full launch queue would look the same)",
-                not held,
-                f"held up behind a busy device at {', '.join(held)} {what}" if held else "never held up",
-            ),
-            Check(
-                f"{name}: a {FASTER:g} times faster device moves the crossover right",
-                faster > c["critical"] if faster > c["tokens"][0] and math.isfinite(c["critical"]) else None,
-                f"{interval(c)} to {said(faster, c)} {what}",
-            ),
-        ]
+        yield Check(
+            f"{name}: submission{', its known wait left out,' if c['waits'] else ''} waits for no device value "
+            "(a full launch queue would look the same)",
+            not held,
+            f"held up behind a busy device at {', '.join(held)} {what}" if held else "never held up",
+        )
+        yield Check(
+            f"{name}: a {FASTER:g} times faster device moves the crossover right",
+            faster > c["critical"] if faster > c["tokens"][0] and math.isfinite(c["critical"]) else None,
+            f"{interval(c)} to {said(faster, c)} {what}",
+        )
         for mode in CHEAPER:
             other = found.get((c["layer"], c["passes"], mode))
             if other:
-                out += _cheaper_checks(name, c, other, what)
+                yield from _cheaper_checks(name, c, other, what)
         if c["idle"] is not None or c["what_if"]:
-            out.append(_wait_check(name, c, what) if c["waits"] else _idle_check(name, c, what))
+            yield _wait_check(name, c, what) if c["waits"] else _idle_check(name, c, what)
     flat = max(float(c["submit"].max() / c["submit"].min()) for c in eager)
     grows = min(float(c["device"][-1] / c["device"][0]) for c in eager)
     span = float(eager[0]["tokens"][-1] / eager[0]["tokens"][0])
-    out.append(
-        Check(
-            f"shrinking the microbatch shortens device time at least {SHORTER:g} times as much as submission time",
-            grows / flat > SHORTER if span > 2 * SHORTER else None,
-            f"over {span:.0f} times the {what}: submission at most {flat:.2f}x, device at least {grows:.0f}x",
-        )
+    yield Check(
+        f"shrinking the microbatch shortens device time at least {SHORTER:g} times as much as submission time",
+        grows / flat > SHORTER if span > 2 * SHORTER else None,
+        f"over {span:.0f} times the {what}: submission at most {flat:.2f}x, device at least {grows:.0f}x",
     )
-    return out
 
 
 def _name(c: dict[str, Any]) -> str:
@@ -228,7 +222,6 @@ def _wait_check(name: str, c: dict[str, Any], what: str) -> Check:
 
 def draw_crossovers(result: Result) -> go.Figure:
     """Draw one panel per layer and passes: both times over the size, the crossover, and where the device idles."""
-    import plotly.graph_objects as go
 
     from workbench.core.colours import COLOURS, INK
     from workbench.views.plotting import figure
@@ -253,16 +246,11 @@ def draw_crossovers(result: Result) -> go.Figure:
             if kind == "device" and c["mode"] == "replay":
                 continue
             name = f"{label} time, {c['mode']}"
-            fig.add_trace(
-                go.Scatter(
-                    x=c["tokens"], y=c[kind] / 1e3, mode="lines+markers", name=name, legendgroup=name,
-                    showlegend=name not in seen, marker={"size": 5},
-                    line={"color": colours[kind], "dash": dashes[c["mode"]], "width": 2},
-                    customdata=[_hover(c, r) for r in c["rows"]],
-                    hovertemplate="%{x:,} " + unit(result) + ": %{y:.3f} ms%{customdata}"
-                    f"<extra>{name}</extra>",
-                ),
-                **where,
+            fig.add_scatter(
+                x=c["tokens"], y=c[kind] / 1e3, mode="lines+markers", name=name, legendgroup=name,
+                showlegend=name not in seen, marker={"size": 5}, customdata=[_hover(c, r) for r in c["rows"]],
+                line={"color": colours[kind], "dash": dashes[c["mode"]], "width": 2},
+                hovertemplate=f"%{{x:,}} {unit(result)}: %{{y:.3f}} ms%{{customdata}}<extra>{name}</extra>", **where,
             )  # fmt: skip
             seen.add(name)
         _mark(fig, c, where, INK, unit(result), "crossover" not in seen)

@@ -130,8 +130,6 @@ def draw(result: Result, panels: Mapping[str, str], curve: str = "", label: str 
         curve: kind of the curve; empty draws lanes only.
         label: what the curve is called.
     """
-    import plotly.graph_objects as go
-
     from workbench.core.colours import COLOURS
     from workbench.views.plotting import draw_lanes, figure
 
@@ -159,13 +157,19 @@ def draw(result: Result, panels: Mapping[str, str], curve: str = "", label: str 
             segments = panel.of(curve)
             x = [v for r in segments for v in (r["start"], r["end"])]
             y = [v for r in segments for v in (r["value_start"], r["value_end"])]
-            fig.add_trace(
-                go.Scatter(
-                    x=x, y=y, mode="lines", name=label, fill="tozeroy", line={"color": COLOURS["headroom"], "width": 2},
-                    showlegend=curve not in seen, legendgroup=curve, hovertemplate="%{x:.4g}: %{y:.4g}",
-                ),
-                row=at, col=1,
-            )  # fmt: skip
+            fig.add_scatter(
+                x=x,
+                y=y,
+                mode="lines",
+                name=label,
+                fill="tozeroy",
+                line={"color": COLOURS["headroom"], "width": 2},
+                showlegend=curve not in seen,
+                legendgroup=curve,
+                hovertemplate="%{x:.4g}: %{y:.4g}",
+                row=at,
+                col=1,
+            )
             seen.add(curve)
             fig.update_xaxes(range=[0, high], row=at, col=1)
             fig.update_yaxes(title_text=label.replace(" ", "<br>", 1), rangemode="tozero", row=at, col=1)

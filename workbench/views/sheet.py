@@ -6,7 +6,7 @@ product, whichever takes longer; both ceilings are measured beside the cases, on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
@@ -56,14 +56,12 @@ def label(row: dict[str, Any]) -> str:
     return f"{row['impl']}: {row['shape']}, {row['direction']}"
 
 
-def bandwidth_checks(result: Result, least_percent: float = 85.0, **match: Any) -> list[Check]:
+def bandwidth_checks(result: Result, least_percent: float = 85.0, **match: Any) -> Iterator[Check]:
     """One claim a matching row: at least this share of the copy bandwidth measured in the same run."""
-    out = []
     for r in rows_of(result, **match):
         share = 100 * r["GBps"] / r["copy_GBps"]
         claim = f"{label(r)}: at least {least_percent:g} % of the copy bandwidth"
-        out.append(Check(claim, share >= least_percent, f"{r['GBps']:.0f} of {r['copy_GBps']:.0f} GB/s, {share:.1f} %"))
-    return out
+        yield Check(claim, share >= least_percent, f"{r['GBps']:.0f} of {r['copy_GBps']:.0f} GB/s, {share:.1f} %")
 
 
 def _rate(row: dict[str, Any]) -> str:
@@ -76,7 +74,6 @@ def draw_sheet(
     result: Result, title: str, target_percent: float | None = None, limit_us: float | None = None
 ) -> go.Figure:
     """Draw each case's share of its floor, or its time where `limit_us` is claimed. Dashed: the target."""
-    import plotly.graph_objects as go
 
     from workbench.core.colours import INK, SERIES
     from workbench.views.plotting import WIDE_LABELS, figure, on
@@ -88,23 +85,21 @@ def draw_sheet(
     told = ("time_us_p20", "time_us_p80", "launches", "submit_us_p50", "floor_us", "percent_of_floor")
     for impl, colour in zip(impls, cycle(SERIES)):
         part = [r for r in rows if r["impl"] == impl]
-        fig.add_trace(
-            go.Bar(
-                orientation="h",
-                y=[label(r) for r in part],
-                x=[r["percent_of_floor" if limit_us is None else "time_us_p50"] for r in part],
-                name=impl,
-                marker_color=colour,
-                insidetextfont={"color": on(colour)},
-                text=[f"{r['time_us_p50']:.1f} us, {_rate(r)}" for r in part],
-                textposition="auto",
-                insidetextanchor="start",
-                cliponaxis=False,
-                customdata=[[r[name] for name in told] for r in part],
-                hovertemplate="%{y}<br>%{customdata[5]:.1f} % of the floor of %{customdata[4]:.1f} us<br>"
-                "p20 %{customdata[0]:.1f}, p80 %{customdata[1]:.1f} us<br>"
-                "%{customdata[2]} launches, %{customdata[3]:.0f} us to submit<extra></extra>",
-            )
+        fig.add_bar(
+            orientation="h",
+            y=[label(r) for r in part],
+            x=[r["percent_of_floor" if limit_us is None else "time_us_p50"] for r in part],
+            name=impl,
+            marker_color=colour,
+            insidetextfont={"color": on(colour)},
+            text=[f"{r['time_us_p50']:.1f} us, {_rate(r)}" for r in part],
+            textposition="auto",
+            insidetextanchor="start",
+            cliponaxis=False,
+            customdata=[[r[name] for name in told] for r in part],
+            hovertemplate="%{y}<br>%{customdata[5]:.1f} % of the floor of %{customdata[4]:.1f} us<br>"
+            "p20 %{customdata[0]:.1f}, p80 %{customdata[1]:.1f} us<br>"
+            "%{customdata[2]} launches, %{customdata[3]:.0f} us to submit<extra></extra>",
         )
     if limit_us is None:
         fig.add_vline(x=100, line_color=INK, line_width=1)

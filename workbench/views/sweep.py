@@ -94,7 +94,6 @@ def compare(
     Raises:
         ValueError: no such column, or one that is not numeric as y; the message lists those that are.
     """
-    import plotly.graph_objects as go
     import polars as pl
 
     from workbench.core.colours import SERIES
@@ -126,10 +125,10 @@ def compare(
         tone = SERIES[i % len(SERIES)]
         common = {"legendgroup": str(name), "line": {"color": tone}, "marker": {"color": tone}}
         dots = {"mode": "markers", "opacity": 0.5, "showlegend": False, "hovertemplate": "%{x}: %{y}<extra></extra>"}
-        fig.add_trace(go.Scatter(x=part[x].to_list(), y=part[y].to_list(), **dots, **common))
+        fig.add_scatter(x=part[x].to_list(), y=part[y].to_list(), **dots, **common)
         label = f"{colour} = {name}" if colour else "median"
         line = {"mode": "lines+markers", "name": label, "showlegend": True}
-        fig.add_trace(go.Scatter(x=middle[x].to_list(), y=middle[y].to_list(), **line, **common))
+        fig.add_scatter(x=middle[x].to_list(), y=middle[y].to_list(), **line, **common)
     fig.update_xaxes(title=x)
     fig.update_yaxes(title=y)
     return fig
