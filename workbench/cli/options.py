@@ -11,7 +11,7 @@ import typer
 
 from workbench.core.output import refuse
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON: every row, nothing rounded; names end in units.")]
 Param = Annotated[
     list[str] | None, typer.Option("-p", "--param", metavar="NAME=VALUE", help="A parameter; may be repeated.")
 ]
@@ -30,7 +30,12 @@ Window = Annotated[
         "--window", help="all, steps, step:N, a range's name, or A:B (ns, or +1ms:+5ms from the first operation)."
     ),
 ]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes of this machine; default: cores, at most 4.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Processes here; default: cores, at most 4. Notebooks that measure run alone; each reads one trace."
+    ),
+]
 
 
 def default_jobs() -> int:
