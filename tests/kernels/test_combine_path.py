@@ -83,7 +83,7 @@ def test_path_equals_the_dense_sum(impl, capacity, device):
     torch.manual_seed(0)
     path = Path(30, 32, 16, 5, 3, capacity, torch.float32, device, impl)
     got = path()
-    assert (int(got[-1].dropped) > 0) == (capacity == 50)
+    assert (int(got[-1].stats[2]) > 0) == (capacity == 50)
     # FP32 throughout; chains of at most 100 terms.
     compare(got, path.exact(), 100 * 2.0**-23)
 
@@ -94,7 +94,7 @@ def test_all_tokens_drop(impl, device):
     path = Path(4, 32, 16, 2, 1, 1, torch.float32, device, impl)
     path.logits[:, 0], path.logits[:, 1] = 1.0, 0.0
     y, d_x, *_, d_weights, m = path()
-    assert int(m.dropped) == 3
+    assert int(m.stats[2]) == 3
     assert (y[1:] == 0).all() and (d_x[1:] == 0).all() and (d_weights[1:] == 0).all() and (y[0] != 0).any()
 
 
@@ -107,7 +107,7 @@ def test_profiler_sees_no_wait_and_no_copy_to_the_host_on_the_whole_path():
     waits = host_waits(path)
     assert waits.launches >= 15, "the profiler saw less than the path launches"
     assert (len(waits), waits.pageable_d2h, waits.pinned_d2h) == (0, 0, 0), waits
-    read = host_waits(path()[-1].dropped.item)
+    read = host_waits(path()[-1].stats[2].item)
     assert len(read) == 1 and read.pageable_d2h + read.pinned_d2h == 1, "a read of one count must be seen"
 
 

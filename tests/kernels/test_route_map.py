@@ -95,12 +95,12 @@ def test_invariants_kept_rows_are_dense_unique_and_conserved(case):
         valid = int(maps[destination].offsets[-1])
         assert valid <= capacity
         assert sorted(rows.tolist()) == list(range(valid)), "destination rows form a dense prefix, each used once"
-        received += int(maps[destination].received)
+        received += int(maps[destination].stats[3])
     for rank, m in enumerate(maps):
-        accepted += int(m.accepted)
-        assert int(m.accepted) == int((m.dst_row >= 0).sum())
+        accepted += int(m.stats[1])
+        assert int(m.stats[1]) == int((m.dst_row >= 0).sum())
         assert torch.equal(m.dst_rank >= 0, m.dst_row >= 0)
-        assert int(m.offered) == int(m.accepted) + int(m.dropped)
+        assert int(m.stats[0]) == int(m.stats[1]) + int(m.stats[2])
         ids = torch.from_numpy(experts[rank])
         kept = m.dst_rank >= 0
         assert torch.equal(m.dst_rank[kept].long(), ids[kept] // (num_experts // ranks))
@@ -114,7 +114,7 @@ def test_overflow_drops_the_highest_expert_then_the_highest_source_then_the_late
     assert first.dst_row[:, 0].tolist() == [0, 3, 1, 4]
     assert second.dst_row[:, 0].tolist() == [5, -1, 2, -1]
     assert first.offsets.tolist() == [3, 6]
-    assert (int(first.dropped), int(second.dropped)) == (0, 2)
+    assert (int(first.stats[2]), int(second.stats[2])) == (0, 2)
 
 
 RNG = np.random.default_rng(7)
@@ -266,7 +266,7 @@ def test_full_size_equals_the_model_in_three_launches_without_a_host_wait():
     want = routing.route(experts, 128, capacity)
     np.testing.assert_array_equal(got.dst_row.cpu(), want.dst_row[0])
     np.testing.assert_array_equal(got.offsets.cpu(), want.offsets[0])
-    assert int(got.dropped) == want.dropped > 0
+    assert int(got.stats[2]) == want.dropped > 0
     assert launches(call) <= 3
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -14,7 +14,7 @@ from moe_kernels.all_to_all import HostSplits, PendingSplits, SplitExchange, all
 from moe_kernels.block.config import PATHS, BlockConfig
 from moe_kernels.block.local import grouped_experts, permute, unpermute
 from moe_kernels.block.metrics import ForwardRecord, route_metrics
-from moe_kernels.block.rowwise import RowwisePlan, rowwise_experts
+from moe_kernels.block.rowwise import RowwiseExperts, RowwisePlan
 from moe_kernels.block.shared import SideStream, shared_expert
 from moe_kernels.route_map import RouteMap, capacity_rows, route_map
 from moe_kernels.router import RouterOutput, router
@@ -267,7 +267,7 @@ class RoutedBlock(nn.Module):
         plan = RowwisePlan(self.transport, self.pool, lease, capacity, maps, self.impl, self.gemm, keep)
 
         def leased() -> list[torch.Tensor]:
-            outs = rowwise_experts(plan, self.up_gate, self.down, x_TD, weights)
+            outs = RowwiseExperts.apply(plan, self.up_gate, self.down, *x_TD, *weights)
             self._record(microbatch, routed, maps, None, capacity)
             return [self._joined(out, s, side) for out, s in zip(outs, shared)]
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from moe_kernels._launch import check_int
 from moe_kernels.route_map import capacity_rows
+from moe_kernels.router.api import GATINGS, GRANULARITIES, MODES
 
 PATHS = ("no_ep", "synchronized", "rowwise")
 SHARED_MODES = ("stream", "before_wait", "none")
-ROUTER_MODES = ("learned", "random", "uniform")
-GATINGS = ("softmax", "sigmoid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +57,8 @@ class BlockConfig:
         for name, choices in (
             ("shared_mode", SHARED_MODES),
             ("gating", GATINGS),
-            ("router_mode", ROUTER_MODES),
-            ("lbl_granularity", ("batch", "instance")),
+            ("router_mode", MODES),
+            ("lbl_granularity", GRANULARITIES),
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}; got {getattr(self, name)!r}")

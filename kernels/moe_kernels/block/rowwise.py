@@ -7,7 +7,7 @@ last reader.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -43,28 +43,6 @@ class RowwisePlan:
             yield slice(i * local, (i + 1) * local), rows, outputs, route
 
 
-def rowwise_experts(
-    plan: RowwisePlan,
-    up_gate: torch.Tensor,
-    down: torch.Tensor,
-    x_TD: Sequence[torch.Tensor],
-    weights_TK: Sequence[torch.Tensor],
-) -> list[torch.Tensor]:
-    """Run the routed experts of all ranks on the hosted ranks' tokens.
-
-    Args:
-        plan: route maps, lease and transport.
-        up_gate: [n * L, D, 2F] up and gate weights of the n hosted ranks.
-        down: [n * L, F, D].
-        x_TD: one [T, D] per hosted rank.
-        weights_TK: one FP32 [T, K] per hosted rank.
-
-    Returns:
-        One [T, D] per hosted rank.
-    """
-    return list(_RowwiseExperts.apply(plan, up_gate, down, *x_TD, *weights_TK))
-
-
 def _into(out: torch.Tensor, product, a, b, offsets, impl: str | None) -> None:
     """Write a grouped product into `out`; torch's own kernel cannot, so its result is copied."""
     if impl == "torch":
@@ -73,7 +51,13 @@ def _into(out: torch.Tensor, product, a, b, offsets, impl: str | None) -> None:
         product(a, b, offsets, out=out, impl=impl)
 
 
-class _RowwiseExperts(torch.autograd.Function):
+class RowwiseExperts(torch.autograd.Function):
+    """The routed experts of all ranks on the tokens of the n hosted ones: one [T, D] per hosted rank.
+
+    Inputs are the plan, up and gate weights [n * L, D, 2F], down weights [n * L, F, D], one [T, D] of rows and then one
+    FP32 [T, K] of weights per hosted rank.
+    """
+
     @staticmethod
     def forward(ctx, plan: RowwisePlan, up_gate, down, *inputs):
         ranks = len(plan.maps)
@@ -111,7 +95,7 @@ class _RowwiseExperts(torch.autograd.Function):
                 f"block {lease.key[0]!r}, microbatch {lease.key[1]!r}: backward ran before, its buffers are given back"
             )
         try:
-            return _RowwiseExperts._gradients(ctx, *grads)
+            return RowwiseExperts._gradients(ctx, *grads)
         finally:
             # After an error too: what the buffers held is partly overwritten, no second backward could use it. The next
             # writer of these buffers is ordered after every peer's reads by the next count exchange.

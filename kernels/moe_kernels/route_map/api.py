@@ -31,22 +31,6 @@ class RouteMap:
     kept: torch.Tensor
     stats: torch.Tensor
 
-    @property
-    def offered(self) -> torch.Tensor:
-        return self.stats[0]
-
-    @property
-    def accepted(self) -> torch.Tensor:
-        return self.stats[1]
-
-    @property
-    def dropped(self) -> torch.Tensor:
-        return self.stats[2]
-
-    @property
-    def received(self) -> torch.Tensor:
-        return self.stats[3]
-
 
 def capacity_rows(tokens: int, top_k: int, capacity_factor: float) -> int:
     """Return C = max(1, ceil(capacity_factor * T * K)), from shapes that the host knows. Source: Section 8.5, Table 14.
