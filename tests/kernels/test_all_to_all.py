@@ -149,13 +149,14 @@ def test_before_wait_submits_the_shared_expert_first(monkeypatch):
 
 def test_splits_are_read_once_and_in_turn():
     exchange = SplitExchange(4, torch.device("cpu"))
-    pending = exchange.start(torch.tensor([3, 0, 1, 2]))
+    assert exchange.start(torch.tensor([3, 0, 1, 2])).tolist() == [[3, 0, 1, 2]]
     with pytest.raises(RuntimeError, match="never waited for"):
         exchange.start(torch.tensor([3, 0, 1, 2]))
-    splits = pending.wait()
-    assert splits == HostSplits(send=[6], receive=[6], local_experts=[3, 0, 1, 2])
-    exchange.start(torch.tensor([1, 1, 1, 1])).wait()
-    assert pending.wait() is splits
+    assert exchange.wait() == HostSplits(send=[6], receive=[6], local_experts=[3, 0, 1, 2])
+    with pytest.raises(RuntimeError, match="no count exchange of this block is under way"):
+        exchange.wait()
+    exchange.start(torch.tensor([1, 1, 1, 1]))
+    assert exchange.wait().local_experts == [1, 1, 1, 1]
 
 
 def test_bad_counts_and_rows_are_named():

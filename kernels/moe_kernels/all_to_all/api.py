@@ -23,29 +23,6 @@ class HostSplits:
     local_experts: list[int]
 
 
-class PendingSplits:
-    """Counts on their way to the host. Work submitted before `wait` covers the wait; it does not remove it."""
-
-    def __init__(self, received_RL: torch.Tensor, sources: list[torch.Tensor], exchange: SplitExchange) -> None:
-        self.received_RL = received_RL
-        # The copies read these after this call returns: freed now, their memory could be written again first.
-        self._sources = sources
-        self._exchange = exchange
-        self._splits: HostSplits | None = None
-
-    def wait(self) -> HostSplits:
-        """Block the host until the three copies have arrived, once; later calls return the same lists."""
-        if self._splits is None:
-            exchange = self._exchange
-            if exchange.event is not None:
-                exchange.event.synchronize()
-            send, receive, local = (t.tolist() for t in exchange.landing)
-            self._splits = HostSplits(send, receive, local)
-            exchange.pending = False
-            self._sources.clear()
-        return self._splits
-
-
 class SplitExchange:
     """Count exchange of one routed block, with the pinned memory that its copies land in.
 
@@ -67,16 +44,18 @@ class SplitExchange:
         self.landing = [torch.empty(n, dtype=torch.int64, pin_memory=cuda) for n in sizes]
         self.event = torch.cuda.Event() if cuda else None
         self.pending = False
+        # The copies read these after `start` returns: freed then, their memory could be written again first.
+        self._sources: list[torch.Tensor] = []
 
-    def start(self, counts_E: torch.Tensor) -> PendingSplits:
-        """Exchange int64 [E] route counts on the device and start their copies to the host.
+    def start(self, counts_E: torch.Tensor) -> torch.Tensor:
+        """Exchange int64 [E] route counts, start their copies to the host, and return int64 [R, L] received from each
+        rank for each local expert, on the device. Work submitted before `wait` covers the wait; it does not remove it.
 
         Raises:
             TypeError, ValueError: counts are not int64 [E].
             RuntimeError: the previous exchange was not waited for; its lists would be overwritten.
         """
-        experts = self.world_size * self.local_experts
-        check_tensor("counts", counts_E, shape=(experts,), dtypes=(torch.int64,))
+        check_tensor("counts", counts_E, shape=(self.world_size * self.local_experts,), dtypes=(torch.int64,))
         if self.pending:
             raise RuntimeError("the previous count exchange of this block was started and never waited for")
         sent_RL = counts_E.view(self.world_size, self.local_experts)
@@ -85,15 +64,25 @@ class SplitExchange:
             dist.all_to_all_single(received_RL, sent_RL.contiguous(), group=self.group)
         else:
             received_RL.copy_(sent_RL)
-        sources = [sent_RL.sum(1), received_RL.sum(1), received_RL.sum(0)]
-        for landing, source in zip(self.landing, sources):
+        self._sources = [sent_RL.sum(1), received_RL.sum(1), received_RL.sum(0)]
+        for landing, source in zip(self.landing, self._sources):
             landing.copy_(source, non_blocking=True)
         if self.event is not None:
             # On the stream of the copies: another device may be the current one.
             with on_device(counts_E):
                 self.event.record()
         self.pending = True
-        return PendingSplits(received_RL, sources, self)
+        return received_RL
+
+    def wait(self) -> HostSplits:
+        """Block the host until the three copies of the last `start` have arrived. Raises RuntimeError without one."""
+        if not self.pending:
+            raise RuntimeError("no count exchange of this block is under way: start one before each wait")
+        if self.event is not None:
+            self.event.synchronize()
+        self.pending = False
+        self._sources.clear()
+        return HostSplits(*(t.tolist() for t in self.landing))
 
 
 class _AllToAllRows(torch.autograd.Function):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from moe_kernels._launch import check_tensor
-from moe_kernels.all_to_all import HostSplits, PendingSplits, SplitExchange, all_to_all_rows, expert_order, permute_rows
+from moe_kernels.all_to_all import HostSplits, SplitExchange, all_to_all_rows, expert_order, permute_rows
 from moe_kernels.block.config import PATHS, BlockConfig
 from moe_kernels.block.local import grouped_experts, permute, unpermute
 from moe_kernels.block.metrics import ForwardRecord, route_metrics
@@ -149,8 +149,7 @@ class RoutedBlock(nn.Module):
         dtypes, device = (self.up_gate.dtype,), self.up_gate.device
         for x in x_TD:
             check_tensor("x", x, shape=(None, self.config.width), dtypes=dtypes, device=device)
-        own = self.config.shared_mode == "stream"
-        side = SideStream(x_TD[0].device, own) if self.config.has_shared else None
+        side = SideStream(x_TD[0].device, self.config.shared_mode == "stream") if self.config.has_shared else None
         if self.path == "rowwise":
             return self._rowwise(x_TD, microbatch, side)
         return [self._local(x_TD[0], microbatch, side)]
@@ -216,14 +215,14 @@ class RoutedBlock(nn.Module):
             outputs = grouped_experts(rows, self.up_gate, self.down, route.offsets, self.impl, self.gemm)
             expert_load = routed.counts
         else:
-            pending = self.exchange.start(routed.counts)
-            rows, shared, splits = self._while_counts_arrive(pending, x, route, side is not None and before)
+            received_RL = self.exchange.start(routed.counts)
+            rows, shared, splits = self._while_counts_arrive(x, route, side is not None and before)
             received = all_to_all_rows(rows[: sum(splits.send)], splits, self.exchange.group)
             if side is not None and not before:
                 shared = side.run(self._shared, x)
-            gather, scatter = expert_order(pending.received_RL, received.shape[0])
+            gather, scatter = expert_order(received_RL, received.shape[0])
             grouped = permute_rows(received, gather, scatter)
-            expert_load = pending.received_RL.sum(0)
+            expert_load = received_RL.sum(0)
             offsets = expert_load.cumsum(0).to(torch.int32)
             outputs = grouped_experts(grouped, self.up_gate, self.down, offsets, self.impl, self.gemm)
             returned = permute_rows(outputs, scatter, gather)
@@ -233,14 +232,14 @@ class RoutedBlock(nn.Module):
         return self._joined(out, shared, side)
 
     def _while_counts_arrive(
-        self, pending: PendingSplits, x: torch.Tensor, route: RouteMap, with_shared: bool
+        self, x: torch.Tensor, route: RouteMap, with_shared: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None, HostSplits]:
         try:
             rows = permute(x, route, self.impl)
             shared = self._shared(x) if with_shared else None
         finally:
             # After an error too: the exchange could not be started again.
-            splits = pending.wait()
+            splits = self.exchange.wait()
         return rows, shared, splits
 
     def _rowwise(self, x_TD: Sequence[torch.Tensor], microbatch: int, side: SideStream | None) -> list[torch.Tensor]:

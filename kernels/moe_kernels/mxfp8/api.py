@@ -11,14 +11,13 @@ from typing import Any
 import torch
 
 from moe_kernels import _compat
-from moe_kernels._launch import check_no_grad, check_offsets, check_tensor, compile_safe, resolve_impl, share_memory
+from moe_kernels._launch import check_no_grad, check_offsets, check_tensor, compile_safe, share_memory
 from moe_kernels.mxfp8 import cuda, reference
 from moe_kernels.mxfp8.cuda import EARLY, OVERLAP, RELEASE, SMALL, TWO_BLOCKS
 from moe_kernels.mxfp8.rows import (
     FLOATS,
     FROM_FLOAT,
     FROM_MX,
-    IMPLS,
     INDEX_LIMIT,
     MX,
     Folded,
@@ -152,7 +151,7 @@ def grouped_gemm(
     if impl is None and variant is not None:
         impl = "cuda"
     if impl is None and isinstance(w, Folded) and rows.dtype is torch.float32:
-        a = _fold_rows(rows, rceil, scratch, resolve_impl(None, rows.device, IMPLS), False, out)
+        a = _fold_rows(rows, rceil, scratch, pick_impl(None, rows.device, _misfit(rows, w, out)), False, out)
         return grouped_gemm(a, w, ends, out=out, accumulate=accumulate, overlap=overlap)
     impl = pick_impl(impl, rows.device, _misfit(rows, w, out))
     if impl == "cuda":

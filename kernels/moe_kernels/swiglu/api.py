@@ -40,9 +40,8 @@ def swiglu(
     _check(h, offsets)
     impl = resolve_impl(impl, h.device, ("triton", "reference"))
     if out is not None:
-        check_tensor(
-            "out", out, shape=(h.shape[0], h.shape[1] // 2), dtypes=(h.dtype,), device=h.device, contiguous=True
-        )
+        shape = (h.shape[0], h.shape[1] // 2)
+        check_tensor("out", out, shape=shape, dtypes=(h.dtype,), device=h.device, contiguous=True)
         check_no_grad("out=", h, out)
         return _forward(h, offsets, out, impl)
     return _SwiGLU.apply(h, offsets, impl)
