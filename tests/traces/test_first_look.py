@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kineto_files import call, event, kernel, launch, text, write
@@ -160,7 +161,7 @@ def test_step_times_are_summarised_from_the_samples_that_are_kept(
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: clock[0])
     monkeypatch.setattr("workbench.measure.block_loop.build", lambda **_: step)
-    monkeypatch.setattr("workbench.measure.block_loop.graphed", lambda step: step)
+    monkeypatch.setattr("workbench.measure.timing.captured_graph", lambda calls: SimpleNamespace(replay=calls[0]))
     monkeypatch.setattr("workbench.measure.capture.capture", nothing)
     monkeypatch.setattr(tool_first_look, "_rounds", nothing)
     params = tool_first_look.FirstLookParams(steps=2, repeats=4)

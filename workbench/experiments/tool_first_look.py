@@ -63,7 +63,7 @@ def measure(params: FirstLookParams, recorder: Any) -> None:
     import torch
 
     from workbench.measure import timing
-    from workbench.measure.block_loop import build, graphed
+    from workbench.measure.block_loop import build
     from workbench.measure.capture import capture
 
     recorder.set("workload", job="transformer block loop, forward, bf16, random weights, seed 0", sizes=SIZES)
@@ -85,7 +85,7 @@ def measure(params: FirstLookParams, recorder: Any) -> None:
             "free": lambda step=step: step(False),
             "loaded": lambda step=step: step(False, load=True),
             "item": lambda step=step: step(True),
-            "graph": graphed(step),
+            "graph": timing.captured_graph([lambda step=step: step(False)]).replay,
         }
         for call in calls[size].values():
             for _ in range(3):

@@ -60,19 +60,3 @@ def build(*, blocks: int, width: int, tokens: int, device: str = "cuda", seed: i
         return x
 
     return step
-
-
-def graphed(step: Callable[..., Any]) -> Callable[[], None]:
-    """One step without reads as a captured CUDA graph."""
-    import torch
-
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step(False)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step(False)
-    return graph.replay

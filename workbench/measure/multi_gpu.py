@@ -70,9 +70,12 @@ class Rank:
     rank: int
     ranks: int
     restart: int
-    device: torch.device
     transport: Transport
     rows: list[dict[str, Any]]
+
+    @property
+    def device(self) -> torch.device:
+        return self.transport.device
 
     @property
     def cuda(self) -> bool:
@@ -375,31 +378,41 @@ SECTIONS: dict[str, Callable[[Rank], None]] = {
 }  # fmt: skip
 
 
-def run_rank(rank: int, ranks: int, init: str, options: Options, restart: int) -> None:
-    """Join the group, run the sections, gather the rows on rank 0."""
+def join(backend: str, gpu: int, **group: Any) -> Transport:
+    """Join the group, on GPU number `gpu` or as a CPU rank, and return the transport of its symmetric memory.
+
+    Args:
+        **group: arguments of `torch.distributed.init_process_group`.
+    """
     import torch
     import torch.distributed as dist
     from moe_kernels.transport import NvshmemTransport, SharedMemoryTransport
 
+    if backend == "gloo":
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", **group)
+        return SharedMemoryTransport()
+    device = torch.device("cuda", gpu % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device, **group)
+    host: Any = dist.new_group(backend="gloo", timeout=group.get("timeout"))
+    return NvshmemTransport(device, host_group=host)
+
+
+def run_rank(rank: int, ranks: int, init: str, options: Options, restart: int) -> None:
+    """Join the group, run the sections, gather the rows on rank 0."""
+    import torch
+    import torch.distributed as dist
+
     # Ranks that wait for each other for ever would otherwise say nothing until somebody ends them.
     faulthandler.dump_traceback_later(options.limit_s, exit=True)
     started = time.perf_counter()
-    method = f"file://{init}"
-    if options.backend == "nccl":
-        device = torch.device("cuda", rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=device, init_method=method)
-        transport: Transport = NvshmemTransport(device)
-        if transport.host_barriers:
-            raise RuntimeError(f"{ranks} ranks share GPUs: timing would mean nothing; use one rank per GPU")
-    else:
-        torch.set_num_threads(1)
-        device = torch.device("cpu")
-        dist.init_process_group("gloo", rank=rank, world_size=ranks, init_method=method)
-        transport = SharedMemoryTransport()
-    r = Rank(options, rank, ranks, restart, device, transport, [])
+    transport = join(options.backend, rank, rank=rank, world_size=ranks, init_method=f"file://{init}")
+    if getattr(transport, "host_barriers", False):
+        raise RuntimeError(f"{ranks} ranks share GPUs: timing would mean nothing; use one rank per GPU")
+    r = Rank(options, rank, ranks, restart, transport, [])
     peer = r.cuda and ranks > 1 and torch.cuda.can_device_access_peer(rank, (rank + 1) % ranks)
-    name = torch.cuda.get_device_name(device) if r.cuda else "cpu"
+    name = torch.cuda.get_device_name(r.device) if r.cuda else "cpu"
     r.row(
         "start",
         seconds=round(time.perf_counter() - started, 2),

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+Call = Callable[[], Any]
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -24,7 +26,7 @@ class Operation:
     name: str
     row: str
     report: str
-    call: Callable[[], Any]
+    call: Call
 
 
 def operations() -> list[Operation]:
@@ -55,83 +57,43 @@ def operations() -> list[Operation]:
     logits = rand(16384, 128).float()
     scalar = rand(1).float()
 
-    grad_free = torch.no_grad()
-
-    def quiet(f: Callable[[], Any]) -> Callable[[], Any]:
-        return grad_free(f)
-
+    quiet = torch.no_grad()
     grouped = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
-    return [
-        Operation("dense GEMM 4096^3", "Large dense and grouped GEMMs", "builds", quiet(lambda: a @ b)),
-        Operation(
-            "grouped GEMM 16 x [2048, 1536] x 3072",
-            "Large dense and grouped GEMMs",
-            "builds",
-            quiet(lambda: grouped(rows, weights, offs=ends)),
-        ),
-        Operation(
-            "causal SDPA 2 x 20 x 4096 x 128",
-            "Scaled dot-product attention",
-            "builds",
-            quiet(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
-        ),
-        Operation(
-            "compiled pointwise chain, 8192 x 4096",
-            "Fused kernels and compiled regions",
-            "builds",
-            quiet(lambda: compiled(big)),
-        ),
-        Operation(
-            "compiled pointwise chain, 65536 x 4096",
-            "Fused kernels and compiled regions",
-            "builds",
-            quiet(lambda: compiled(huge)),
-        ),
-        Operation(
-            "compiled forward of a transformer layer", "Fused kernels and compiled regions", "builds", compiled_forward
-        ),
-        Operation("backward of a transformer layer", "Autograd-engine backward", "builds", backward),
-        Operation(
-            "16 small modules, eager, 16 x 64",
-            "Python call stacks and dispatcher overhead",
-            "consumes",
-            quiet(lambda: modules(small)),
-        ),
-        Operation(
-            "eager pointwise chain, 16 x 64",
-            "Python call stacks and dispatcher overhead",
-            "consumes",
-            quiet(lambda: chain(small)),
-        ),
-        Operation(
-            "compiled chain on a small input, 16 x 64",
-            "Compilation-cache lookups and metadata bookkeeping",
-            "consumes",
-            quiet(lambda: compiled(small)),
-        ),
-        Operation(
-            "eager route map, T 1024, K 8, E 128",
-            "Routing metadata and other short kernels",
-            "consumes",
-            quiet(lambda: _route_map(logits[:1024])),
-        ),
-        Operation(
-            "eager route map, T 16384, K 8, E 128",
-            "Routing metadata and other short kernels",
-            "consumes",
-            quiet(lambda: _route_map(logits)),
-        ),
-        Operation("x.item()", "Device-to-host synchronization", "stops", quiet(scalar.item)),
+    products = quiet(lambda: a @ b), quiet(lambda: grouped(rows, weights, offs=ends))
+    attention = quiet(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    table: dict[tuple[str, str], dict[str, Call]] = {
+        ("Large dense and grouped GEMMs", "builds"): {
+            "dense GEMM 4096^3": products[0], "grouped GEMM 16 x [2048, 1536] x 3072": products[1],
+        },
+        ("Scaled dot-product attention", "builds"): {"causal SDPA 2 x 20 x 4096 x 128": attention},
+        ("Fused kernels and compiled regions", "builds"): {
+            "compiled pointwise chain, 8192 x 4096": quiet(lambda: compiled(big)),
+            "compiled pointwise chain, 65536 x 4096": quiet(lambda: compiled(huge)),
+            "compiled forward of a transformer layer": compiled_forward,
+        },
+        ("Autograd-engine backward", "builds"): {"backward of a transformer layer": backward},
+        ("Python call stacks and dispatcher overhead", "consumes"): {
+            "16 small modules, eager, 16 x 64": quiet(lambda: modules(small)),
+            "eager pointwise chain, 16 x 64": quiet(lambda: chain(small)),
+        },
+        ("Compilation-cache lookups and metadata bookkeeping", "consumes"): {
+            "compiled chain on a small input, 16 x 64": quiet(lambda: compiled(small)),
+        },
+        ("Routing metadata and other short kernels", "consumes"): {
+            "eager route map, T 1024, K 8, E 128": quiet(lambda: _route_map(logits[:1024])),
+            "eager route map, T 16384, K 8, E 128": quiet(lambda: _route_map(logits)),
+        },
+        ("Device-to-host synchronization", "stops"): {"x.item()": quiet(scalar.item)},
         # Not rows of the table: the forward that the backward is compared with, both of four layers in a row (what a
         # further layer costs holds no cost of entering the autograd engine), and the chain without fusion.
-        Operation("forward of a transformer layer", "", "", forward),
-        Operation("forward of four transformer layers", "", "", four_forward),
-        Operation("backward of four transformer layers", "", "", four_backward),
-        Operation("eager pointwise chain, 8192 x 4096", "", "", quiet(lambda: chain(big))),
-    ]
-
-
-Call = Callable[[], Any]
+        ("", ""): {
+            "forward of a transformer layer": forward,
+            "forward of four transformer layers": four_forward,
+            "backward of four transformer layers": four_backward,
+            "eager pointwise chain, 8192 x 4096": quiet(lambda: chain(big)),
+        },
+    }  # fmt: skip
+    return [Operation(name, *row, call) for row, calls in table.items() for name, call in calls.items()]
 
 
 def _transformer_layers() -> tuple[tuple[Call, Call], tuple[Call, Call], Call]:

@@ -67,26 +67,15 @@ def run(job: Job) -> None:
     """Run this process's rank, as the environment that torchrun set names it."""
     import torch
     import torch.distributed as dist
-    from moe_kernels.transport import NvshmemTransport, SharedMemoryTransport, Transport
 
-    from workbench.measure.multi_gpu import Options, Rank, parity
+    from workbench.measure.multi_gpu import Options, Rank, join, parity
 
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     patience = datetime.timedelta(seconds=job.timeout_s)
-    if job.backend == "nccl":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device, timeout=patience)
-        host: Any = dist.new_group(backend="gloo", timeout=patience)
-        transport: Transport = NvshmemTransport(device, host_group=host)
-    else:
-        torch.set_num_threads(1)
-        device = torch.device("cpu")
-        dist.init_process_group("gloo", timeout=patience)
-        transport = SharedMemoryTransport()
+    transport = join(job.backend, int(os.environ.get("LOCAL_RANK", 0)), timeout=patience)
     options = Options(out=job.out, backend=job.backend, small=job.small, repeats=job.steps)
-    r = Rank(options, rank, ranks, 0, device, transport, [])
-    r.row("start", transport=transport.name, device=torch.cuda.get_device_name(device) if r.cuda else "cpu")
+    r = Rank(options, rank, ranks, 0, transport, [])
+    r.row("start", transport=transport.name, device=torch.cuda.get_device_name(r.device) if r.cuda else "cpu")
     _leave(r, job)
     # The block first: it refuses unequal T.
     work, pool = _block(r, job) if job.program == "routed_block" else _training(r, job)

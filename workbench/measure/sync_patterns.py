@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 
@@ -18,174 +19,91 @@ class Pattern:
 
     Attributes:
         name: as code.
+        call: what is run; its inputs are prepared.
         report: the report's verdict: ``yes``, ``not inherently``, or ``""`` where Table 13 has no such row.
-        make: returns the callable to run, with its inputs prepared.
         instead: the synchronization-free replacement, as code or words.
     """
 
     name: str
-    report: str
-    make: Callable[[Any], Callable[[], Any]]
+    call: Callable[[], Any]
+    report: str = ""
     instead: str = ""
 
 
-def _inputs(torch: Any) -> dict[str, Any]:
-    gen = torch.Generator(device="cuda").manual_seed(7)
-    n = 1 << 14
-    x = torch.rand(n, device="cuda", generator=gen)
-    return {
-        "x": x,
-        "s": x.sum(),
-        "n": torch.tensor(64, device="cuda"),
-        "mask": x > 0.5,
-        "idx": torch.randperm(n, device="cuda", generator=gen),
-        "ids": torch.randint(0, 32, (n,), device="cuda", generator=gen),
-        "reps": torch.full((256,), 4, device="cuda"),
-        "rows": torch.arange(256, device="cuda"),
-        "pinned": torch.empty(n, pin_memory=True),
-        "event": torch.cuda.Event(),
-        "out": torch.empty(n, device="cuda"),
-    }
-
-
-def _pinned_then_wait(v: dict[str, Any]) -> Any:
-    v["pinned"].copy_(v["x"], non_blocking=True)
-    v["event"].record()
-    v["event"].synchronize()
-    return float(v["pinned"][0])
-
-
-def _event_wait(v: dict[str, Any]) -> None:
-    v["event"].record()
-    v["event"].synchronize()
-
-
-def _stream_wait(torch: Any, v: dict[str, Any]) -> None:
-    v["event"].record()
-    torch.cuda.current_stream().wait_event(v["event"])
-
-
 def patterns() -> list[Pattern]:
-    """Return the patterns in table order: the report's rows first."""
+    """Return the patterns in table order, the report's rows first; no pattern changes what another reads."""
     import torch
     import torch.nn.functional as F
 
-    def on(f: Callable[[dict[str, Any]], Any]) -> Callable[[Any], Callable[[], Any]]:
-        def make(v: dict[str, Any]) -> Callable[[], Any]:
-            return lambda: f(v)
+    gen = torch.Generator(device="cuda").manual_seed(7)
+    n, E = 1 << 14, 32
+    x = torch.rand(n, device="cuda", generator=gen)
+    s, count, mask = x.sum(), torch.tensor(64, device="cuda"), x > 0.5
+    idx = torch.randperm(n, device="cuda", generator=gen)
+    ids = torch.randint(0, E, (n,), device="cuda", generator=gen)
+    reps, rows = torch.full((256,), 4, device="cuda"), torch.arange(256, device="cuda")
+    pinned, out, event = torch.empty(n, pin_memory=True), torch.empty(n, device="cuda"), torch.cuda.Event()
 
-        return make
+    def event_wait() -> None:
+        event.record()
+        event.synchronize()
 
-    P = Pattern
+    def stream_wait() -> None:
+        event.record()
+        torch.cuda.current_stream().wait_event(event)
+
+    def pinned_then_wait() -> float:
+        pinned.copy_(x, non_blocking=True)
+        event_wait()
+        return float(pinned[0])
+
+    w = torch.nn.Parameter(torch.ones(1024, device="cuda"))
+    w.grad = torch.ones_like(w)
+    clip = partial(torch.nn.utils.clip_grad_norm_, [w], 1e6)
+    P, zeros, rest = Pattern, partial(torch.zeros, E, device="cuda"), "torch.zeros(E).scatter_add_(0, ids, ones)"
+    later = "pinned non_blocking copy, read it a step later"
+    capacity = "allocate a capacity, keep the valid count on the device"
+    repeated = partial(torch.repeat_interleave, rows, reps)
     return [
-        P("x.item()", "yes", on(lambda v: v["s"].item()), "keep the scalar a tensor; read metrics every N steps"),
-        P(
-            "x.cpu() then host use",
-            "yes",
-            on(lambda v: float(v["x"].cpu()[0])),
-            "pinned non_blocking copy, read it a step later",
-        ),
-        P("torch.nonzero(x)", "yes", on(lambda v: torch.nonzero(v["mask"])), "torch.nonzero_static(x, size=capacity)"),
-        P(
-            "torch.empty([int(x)])",
-            "yes",
-            on(lambda v: torch.empty([int(v["n"])], device="cuda")),
-            "allocate a capacity, keep the valid count on the device",
-        ),
-        P("x[idx]", "not inherently", on(lambda v: v["x"][v["idx"]]), ""),
-        P("x.gather(0, idx)", "not inherently", on(lambda v: v["x"].gather(0, v["idx"])), ""),
-        P("out.scatter_(0, idx, x)", "not inherently", on(lambda v: v["out"].scatter_(0, v["idx"], v["x"])), ""),
-        P("x.tolist()", "", on(lambda v: v["s"].tolist()), "keep it a tensor"),
-        P("x.masked_select(mask)", "", on(lambda v: v["x"].masked_select(v["mask"])), "torch.where(mask, x, 0)"),
-        P("x[mask]", "", on(lambda v: v["x"][v["mask"]]), "torch.where(mask, x, 0)"),
-        P("x[mask] = 0", "", on(lambda v: v["out"].__setitem__(v["mask"], 0.0)), "x.masked_fill_(mask, 0)"),
-        P("torch.where(mask, x, 0)", "", on(lambda v: torch.where(v["mask"], v["x"], 0.0)), ""),
-        P("torch.nonzero_static(x, size=n)", "", on(lambda v: torch.nonzero_static(v["mask"], size=1 << 14)), ""),
-        P("torch.unique(x)", "", on(lambda v: torch.unique(v["ids"])), "sort and a boundary mask on the device"),
-        P("torch.bincount(x)", "", on(lambda v: torch.bincount(v["ids"])), "torch.zeros(E).scatter_add_(0, ids, ones)"),
-        P(
-            "torch.bincount(x, minlength=E)",
-            "",
-            on(lambda v: torch.bincount(v["ids"], minlength=32)),
-            "torch.zeros(E).scatter_add_(0, ids, ones)",
-        ),
-        P(
-            "zeros(E).scatter_add_(0, ids, ones)",
-            "",
-            on(lambda v: torch.zeros(32, device="cuda").scatter_add_(0, v["ids"], v["x"])),
-            "",
-        ),
-        P(
-            "repeat_interleave(x, n)",
-            "",
-            on(lambda v: torch.repeat_interleave(v["rows"], v["reps"])),
-            "pass output_size",
-        ),
-        P(
-            "repeat_interleave(x, n, output_size=...)",
-            "",
-            on(lambda v: torch.repeat_interleave(v["rows"], v["reps"], output_size=1024)),
-            "",
-        ),
-        P(
-            "F.one_hot(x)",
-            "",
-            on(lambda v: F.one_hot(v["ids"])),
-            "F.one_hot(x, num_classes=E) or ids[:, None] == arange(E)",
-        ),
-        P(
-            "F.one_hot(x, num_classes=E)",
-            "",
-            on(lambda v: F.one_hot(v["ids"], num_classes=32)),
-            "ids[:, None] == arange(E)",
-        ),
-        P("ids[:, None] == arange(E)", "", on(lambda v: v["ids"][:, None] == v["rows"][:32]), ""),
-        P(
-            "if x.isnan().any()",
-            "",
-            on(lambda v: 1 if v["x"].isnan().any() else 0),
-            "multiply the update by a device 0/1 factor",
-        ),
-        P(
-            "torch.where(isfinite(x).all(), x, 0)",
-            "",
-            on(lambda v: torch.where(v["x"].isfinite().all(), v["x"], 0.0)),
-            "",
-        ),
-        P("pinned.copy_(x, non_blocking=True)", "", on(lambda v: v["pinned"].copy_(v["x"], non_blocking=True)), ""),
-        P("pinned copy, event.synchronize()", "", on(_pinned_then_wait), "read the buffer a step later"),
-        P("x.to('cpu', non_blocking=True)", "", on(lambda v: v["x"].to("cpu", non_blocking=True)), ""),
-        P("event.record(); event.synchronize()", "", on(_event_wait), "stream.wait_event(event)"),
-        P("stream.wait_event(event)", "", on(lambda v: _stream_wait(torch, v)), ""),
-        P("f'{x}'", "", on(lambda v: f"{v['s']}"), "format it when the value is read back"),
-        P(
-            "torch.tensor([...], device='cuda')",
-            "",
-            on(lambda v: torch.tensor([1.0, 2.0, 3.0], device="cuda")),
-            "make it once, or pin and copy with non_blocking",
-        ),
-        P("x * 2.0", "", on(lambda v: v["x"] * 2.0), ""),
-        P("torch.equal(x, y)", "", on(lambda v: torch.equal(v["x"], v["out"])), "(x == y).all() kept on the device"),
-        P(
-            "torch.allclose(x, y)",
-            "",
-            on(lambda v: torch.allclose(v["x"], v["out"])),
-            "keep the comparison on the device",
-        ),
-        P("clip_grad_norm_(params)", "", _clip(False), ""),
-        P("clip_grad_norm_(error_if_nonfinite=True)", "", _clip(True), "error_if_nonfinite=False and a device factor"),
-    ]
-
-
-def _clip(strict: bool) -> Callable[[Any], Callable[[], Any]]:
-    def make(v: dict[str, Any]) -> Callable[[], Any]:
-        import torch
-
-        w = torch.nn.Parameter(torch.ones(1024, device="cuda"))
-        w.grad = torch.ones_like(w)
-        return lambda: torch.nn.utils.clip_grad_norm_([w], 1e6, error_if_nonfinite=strict)
-
-    return make
+        P("x.item()", s.item, "yes", "keep the scalar a tensor; read metrics every N steps"),
+        P("x.cpu() then host use", lambda: float(x.cpu()[0]), "yes", later),
+        P("torch.nonzero(x)", lambda: torch.nonzero(mask), "yes", "torch.nonzero_static(x, size=capacity)"),
+        P("torch.empty([int(x)])", lambda: torch.empty([int(count)], device="cuda"), "yes", capacity),
+        P("x[idx]", lambda: x[idx], "not inherently"),
+        P("x.gather(0, idx)", lambda: x.gather(0, idx), "not inherently"),
+        P("out.scatter_(0, idx, x)", lambda: out.scatter_(0, idx, x), "not inherently"),
+        P("x.tolist()", s.tolist, instead="keep it a tensor"),
+        P("x.masked_select(mask)", lambda: x.masked_select(mask), instead="torch.where(mask, x, 0)"),
+        P("x[mask]", lambda: x[mask], instead="torch.where(mask, x, 0)"),
+        P("x[mask] = 0", lambda: out.__setitem__(mask, 0.0), instead="x.masked_fill_(mask, 0)"),
+        P("torch.where(mask, x, 0)", lambda: torch.where(mask, x, 0.0)),
+        P("torch.nonzero_static(x, size=n)", lambda: torch.nonzero_static(mask, size=n)),
+        P("torch.unique(x)", lambda: torch.unique(ids), instead="sort and a boundary mask on the device"),
+        P("torch.bincount(x)", lambda: torch.bincount(ids), instead=rest),
+        P("torch.bincount(x, minlength=E)", lambda: torch.bincount(ids, minlength=E), instead=rest),
+        P("zeros(E).scatter_add_(0, ids, ones)", lambda: zeros().scatter_add_(0, ids, x)),
+        P("repeat_interleave(x, n)", repeated, instead="pass output_size"),
+        P("repeat_interleave(x, n, output_size=...)", partial(repeated, output_size=1024)),
+        P("F.one_hot(x)", lambda: F.one_hot(ids), instead="F.one_hot(x, num_classes=E) or ids[:, None] == arange(E)"),
+        P("F.one_hot(x, num_classes=E)", lambda: F.one_hot(ids, E), instead="ids[:, None] == arange(E)"),
+        P("ids[:, None] == arange(E)", lambda: ids[:, None] == rows[:E]),
+        P("if x.isnan().any()", lambda: bool(x.isnan().any()), instead="multiply the update by a device 0/1 factor"),
+        P("torch.where(isfinite(x).all(), x, 0)", lambda: torch.where(x.isfinite().all(), x, 0.0)),
+        P("pinned.copy_(x, non_blocking=True)", lambda: pinned.copy_(x, non_blocking=True)),
+        P("pinned copy, event.synchronize()", pinned_then_wait, instead="read the buffer a step later"),
+        P("x.to('cpu', non_blocking=True)", lambda: x.to("cpu", non_blocking=True)),
+        P("event.record(); event.synchronize()", event_wait, instead="stream.wait_event(event)"),
+        P("stream.wait_event(event)", stream_wait),
+        P("f'{x}'", lambda: f"{s}", instead="format it when the value is read back"),
+        P("torch.tensor([...], device='cuda')", lambda: torch.tensor([1.0, 2.0, 3.0], device="cuda"),
+          instead="make it once, or pin and copy with non_blocking"),
+        P("x * 2.0", lambda: x * 2.0),
+        P("torch.equal(x, y)", lambda: torch.equal(x, out), instead="(x == y).all() kept on the device"),
+        P("torch.allclose(x, y)", lambda: torch.allclose(x, out), instead="keep the comparison on the device"),
+        P("clip_grad_norm_(params)", clip),
+        P("clip_grad_norm_(error_if_nonfinite=True)", partial(clip, error_if_nonfinite=True),
+          instead="error_if_nonfinite=False and a device factor"),
+    ]  # fmt: skip
 
 
 def measure_pattern(pattern: Pattern, *, repeats: int, spin_us: float, per_us: float) -> dict[str, Any]:
@@ -206,8 +124,7 @@ def measure_pattern(pattern: Pattern, *, repeats: int, spin_us: float, per_us: f
 
     from workbench.measure.timing import percentile
 
-    values = _inputs(torch)
-    call = pattern.make(values)
+    call = pattern.call
     for _ in range(3):
         call()
     torch.cuda.synchronize()
