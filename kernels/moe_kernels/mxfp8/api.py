@@ -67,8 +67,7 @@ SMALL_ROWS_PER_GROUP = 16
 
 
 def choose_variant(M: int, N: int, K: int, E: int, accumulate: str) -> int:
-    """Return the CUDA kernel for mean group size M / E (host-known sizes only, so that nothing waits). Measured:
-    NOTES.md."""
+    """Return the CUDA kernel for a mean group of M / E rows, sizes that the host knows. Measured: NOTES.md."""
     mean = M / max(E, 1)
     if mean <= SMALL_ROWS_PER_GROUP and K <= 2048:
         return SMALL + TWO_BLOCKS + (8 if mean <= 8 else 16)

@@ -213,8 +213,7 @@ def fold(
 
 
 def dequantize(mx: MX | Folded, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return the values of an MXFP8 tensor [..., K] in `dtype` (exact in FP64, and in BF16 within its exponent
-    range)."""
+    """Return the values of an MXFP8 tensor [..., K] in `dtype`: exact in FP64, in BF16 within its exponent range."""
     return reference.dequantize(*mx).to(dtype)
 
 
