@@ -155,13 +155,9 @@ def draw(result: Result) -> go.Figure:
     fig.update_xaxes(type="log", title="ranks", tickvals=WORLDS, row=1, col=1)
     ticks = [s * SEQUENCE_TOKENS for s in SEQUENCES]
     fig.update_xaxes(
-        type="log",
-        title="rank microbatch (tokens)",
-        tickvals=ticks,
-        ticktext=[f"{t // 1024}Ki" for t in ticks],
-        row=1,
-        col=2,
-    )
+        type="log", title="rank microbatch (tokens)", tickvals=ticks, ticktext=[f"{t // 1024}Ki" for t in ticks],
+        row=1, col=2,
+    )  # fmt: skip
     fig.update_yaxes(title="GiB per rank", rangemode="tozero", row=1, col=1)
     fig.update_yaxes(
         title="GB sent per rank and step", type="log", tickvals=[20, 50, 100, 200, 500, 1000], row=1, col=2

@@ -183,17 +183,9 @@ def draw(result: Result) -> go.Figure:
     lines = [f"{k} <b>{c:.2f}</b> us ({a:.2f} to {b:.2f})" for k, c, a, b in zip(TERMS, f.coefficients, f.low, f.high)]
     # The lower right of the panel is free: points lie on its diagonal.
     fig.add_annotation(
-        text="<br>".join(lines),
-        xref="x domain",
-        yref="y domain",
-        x=0.99,
-        y=0.03,
-        showarrow=False,
-        align="right",
-        xanchor="right",
-        yanchor="bottom",
-        font={"size": 12},
-    )
+        text="<br>".join(lines), xref="x domain", yref="y domain", x=0.99, y=0.03, showarrow=False, align="right",
+        xanchor="right", yanchor="bottom", font={"size": 12},
+    )  # fmt: skip
     fig.update_layout(legend={"yref": "container", "y": 0.005, "yanchor": "bottom"}, margin={"t": 80, "b": 130})
     fig.update_yaxes(title="measured, p20 (us)", row=1, col=1)
     fig.update_yaxes(title="residual (us)", row=2, col=1)

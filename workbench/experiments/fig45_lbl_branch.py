@@ -282,18 +282,11 @@ def draw(result: Result) -> go.Figure:
             colour, name, dash = style[str(arm)]
             part = part.filter(pl.col(metric).is_finite())
             fig.add_scatter(
-                x=thinned(part["step"].to_list()),
-                y=thinned(smooth(part[metric].to_numpy(), result.params.span)),
-                mode="lines",
-                line={"color": colour, "width": 1.3, "dash": dash},
-                opacity=0.8,
-                name=name,
-                legendgroup=str(arm),
-                showlegend=row == 1 and seed == table["seed"][0],
-                hovertemplate=f"seed {seed}, {arm}<br>step %{{x}}<br>%{{y:.4f}}<extra></extra>",
-                row=row,
-                col=1,
-            )
+                x=thinned(part["step"].to_list()), y=thinned(smooth(part[metric].to_numpy(), result.params.span)),
+                mode="lines", line={"color": colour, "width": 1.3, "dash": dash}, opacity=0.8, name=name,
+                legendgroup=str(arm), showlegend=row == 1 and seed == table["seed"][0],
+                hovertemplate=f"seed {seed}, {arm}<br>step %{{x}}<br>%{{y:.4f}}<extra></extra>", row=row, col=1,
+            )  # fmt: skip
         fig.update_yaxes(title=label, row=row, col=1)
         after = table.filter(pl.col("step") > table["step"].max() * 0.1)[metric]  # type: ignore[operator]
         low, high = after.quantile(0.005), after.quantile(0.995)

@@ -314,29 +314,17 @@ def draw(result: Result) -> go.Figure:
 
     tables, _ = stitched(result)
     fig = figure(
-        "Batch-size warmup against fixed batches, equal tokens",
-        rows=3,
-        cols=2,
-        shared_xaxes=False,
-        height=900,
-        vertical_spacing=0.11,
-        horizontal_spacing=0.12,
-    )
+        "Batch-size warmup against fixed batches, equal tokens", rows=3, cols=2, shared_xaxes=False, height=900,
+        vertical_spacing=0.11, horizontal_spacing=0.12,
+    )  # fmt: skip
 
     def line(x: Any, y: Any, row: int, col: int, name: str, **style: Any) -> None:
         first = name not in shown
         shown.add(name)
         fig.add_scatter(
-            x=list(thinned(x)),
-            y=list(thinned(y)),
-            mode="lines",
-            name=html.escape(name),
-            legendgroup=name,
-            showlegend=first,
-            line={"width": 1.5} | style,
-            row=row,
-            col=col,
-        )
+            x=list(thinned(x)), y=list(thinned(y)), mode="lines", name=html.escape(name), legendgroup=name,
+            showlegend=first, line={"width": 1.5} | style, row=row, col=col,
+        )  # fmt: skip
 
     shown: set[str] = set()
     places = [("tokens", 1, 1, "tokens"), ("step", 1, 2, "optimizer steps"), ("seconds", 2, 1, "wall time (s)")]

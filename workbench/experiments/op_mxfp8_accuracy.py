@@ -134,25 +134,16 @@ def draw(result: Result) -> go.Figure:
     from workbench.views.plotting import WIDE_LABELS, figure
 
     fig = figure(
-        "What MXFP8 expert products get wrong",
-        rows=2,
-        height=820,
-        shared_xaxes=False,
-        vertical_spacing=0.19,
+        "What MXFP8 expert products get wrong", rows=2, height=820, shared_xaxes=False, vertical_spacing=0.19,
         subplot_titles=("relative error against FP64 of the exact MX values", "training loss, every seed"),
-    )
+    )  # fmt: skip
     errors = result.rows("error")
     for i, name in enumerate(dict.fromkeys(r["distribution"] for r in errors)):
         part = [r for r in errors if r["distribution"] == name]
         fig.add_scatter(
-            x=[r["error_vs_mx"] for r in part],
-            y=[r["mode"] for r in part],
-            name=name,
-            mode="markers",
-            marker={"size": 10, "color": SERIES[i], "symbol": i},
-            row=1,
-            col=1,
-        )
+            x=[r["error_vs_mx"] for r in part], y=[r["mode"] for r in part], name=name, mode="markers",
+            marker={"size": 10, "color": SERIES[i], "symbol": i}, row=1, col=1,
+        )  # fmt: skip
     losses = result.rows("loss")
     # The curves coincide: the wider one beneath stays visible.
     looks = (("bf16", COLOURS["idle"], "solid", 4), ("mxfp8", COLOURS["gpu_execute"], "dot", 1.2))
@@ -160,15 +151,10 @@ def draw(result: Result) -> go.Figure:
         for seed in sorted({r["seed"] for r in losses}):
             run = [r for r in losses if r["precision"] == precision and r["seed"] == seed]
             fig.add_scatter(
-                x=[r["step"] for r in run],
-                y=[r["loss"] for r in run],
-                name=f"loss, {precision}",
-                legendgroup=precision,
-                showlegend=seed == losses[0]["seed"],
-                line={"color": colour, "dash": dash, "width": width},
-                row=2,
-                col=1,
-            )
+                x=[r["step"] for r in run], y=[r["loss"] for r in run], name=f"loss, {precision}",
+                legendgroup=precision, showlegend=seed == losses[0]["seed"],
+                line={"color": colour, "dash": dash, "width": width}, row=2, col=1,
+            )  # fmt: skip
     fig.update_xaxes(type="log", title="relative error (log)", exponentformat="power", row=1, col=1)
     fig.update_yaxes(autorange="reversed", row=1, col=1)
     fig.update_yaxes(type="log", title="nats a byte (log)", row=2, col=1)

@@ -191,14 +191,9 @@ def draw(result: Result) -> go.Figure:
     from workbench.views.plotting import figure
 
     fig = figure(
-        "What the printed sizes determine, and what they leave open",
-        height=600,
-        cols=2,
-        column_widths=[0.55, 0.45],
-        horizontal_spacing=0.14,
-        shared_xaxes=False,
-        subplot_titles=("Parameters", "Dense width against embedding"),
-    )
+        "What the printed sizes determine, and what they leave open", height=600, cols=2, column_widths=[0.55, 0.45],
+        horizontal_spacing=0.14, shared_xaxes=False, subplot_titles=("Parameters", "Dense width against embedding"),
+    )  # fmt: skip
     names = ["30-block<br>reference", "profiling<br>workload", "own<br>configuration"]
     own = {q: _own_value(result, q) for q in ("inactive_params", "unrouted parameters", "active parameters")}
     inactive = [_find(result, "exact", w, "inactive_params")["value"] for w in WORKLOADS] + [own["inactive_params"]]

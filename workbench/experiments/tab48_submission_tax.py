@@ -280,14 +280,9 @@ def draw(result: Result) -> go.Figure:
     rows = result.table.to_dicts()
     colours = COLOURS | {"ink": INK, "several": SERIES[4]}
     fig = figure(
-        "What submission hides of a short MXFP8 product",
-        rows=2,
-        height=800,
-        cols=2,
-        shared_yaxes=True,
-        vertical_spacing=0.1,
-        subplot_titles=("prequantized input", "including quantisation", "", ""),
-    )
+        "What submission hides of a short MXFP8 product", rows=2, height=800, cols=2, shared_yaxes=True,
+        vertical_spacing=0.1, subplot_titles=("prequantized input", "including quantisation", "", ""),
+    )  # fmt: skip
     for column, source in enumerate(INPUTS, start=1):
         for variant, name, colour in LINES:
             for mode in MODES:
@@ -344,18 +339,12 @@ def _add(
     )
     marks = style in ("host", "report eager", "report graph")
     fig.add_scatter(
-        x=[r["M"] for r in rows],
-        y=[r[y] for r in rows],
-        name=name,
-        legendgroup=name,
+        x=[r["M"] for r in rows], y=[r[y] for r in rows], name=name, legendgroup=name,
         showlegend=legend and column == 1,
         mode="markers" if marks else "lines+markers" if style != "floor" else "lines",
-        line={"color": colour, "dash": dash},
-        marker={"color": colour, "symbol": symbol, "size": 10 if marks else 5},
-        hovertemplate=f"{name}<br>M = %{{x}}<br>%{{y:.2f}}<extra></extra>",
-        row=row,
-        col=column,
-    )
+        line={"color": colour, "dash": dash}, marker={"color": colour, "symbol": symbol, "size": 10 if marks else 5},
+        hovertemplate=f"{name}<br>M = %{{x}}<br>%{{y:.2f}}<extra></extra>", row=row, col=column,
+    )  # fmt: skip
 
 
 def _read_off(fig: Any, result: Result) -> None:

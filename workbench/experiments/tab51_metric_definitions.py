@@ -147,14 +147,9 @@ def draw(result: Result) -> go.Figure:
     for label, holds, style in ((retained, True, mark), ("not retained", False, no_mark)):
         points = [(m, n) for m in metrics for n in names if (n in kept[m]) == holds]
         fig.add_scatter(
-            x=[m for m, _ in points],
-            y=[n.replace("/", "<br>") for _, n in points],
-            mode="markers",
-            name=label,
-            showlegend=True,
-            marker=style,
-            hovertemplate="%{y}<br>%{x}<extra></extra>",
-        )
+            x=[m for m, _ in points], y=[n.replace("/", "<br>") for _, n in points], mode="markers", name=label,
+            showlegend=True, marker=style, hovertemplate="%{y}<br>%{x}<extra></extra>",
+        )  # fmt: skip
     fig.update_xaxes(categoryorder="array", categoryarray=metrics, tickangle=-35)
     fig.update_yaxes(tickfont={"size": 10}, autorange="reversed")
     fig.update_layout(legend={"y": 1.02}, margin={"t": 100, "b": 140})

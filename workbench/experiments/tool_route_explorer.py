@@ -139,13 +139,9 @@ def draw(result: Result) -> go.Figure:
     curve, cells = result.rows("curve"), result.tables["cell"]
     capacity = routing.capacity_rows(params.tokens, params.top_k, params.capacity_factor)
     fig = figure(
-        "Where routes land, and what capacity costs",
-        rows=2,
-        height=620,
-        shared_xaxes=False,
-        vertical_spacing=0.16,
+        "Where routes land, and what capacity costs", rows=2, height=620, shared_xaxes=False, vertical_spacing=0.16,
         row_heights=[0.6, 0.4],
-    )
+    )  # fmt: skip
     bars = {"orientation": "h", "y": [f"rank {d}" for d in range(params.ranks)]}
     experts = cells.group_by("expert", maintain_order=True).agg(pl.sum("kept"), pl.min("first_row"))
     for local in range(params.local_experts):

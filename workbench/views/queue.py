@@ -158,18 +158,9 @@ def draw(result: Result, panels: Mapping[str, str], curve: str = "", label: str 
             x = [v for r in segments for v in (r["start"], r["end"])]
             y = [v for r in segments for v in (r["value_start"], r["value_end"])]
             fig.add_scatter(
-                x=x,
-                y=y,
-                mode="lines",
-                name=label,
-                fill="tozeroy",
-                line={"color": COLOURS["headroom"], "width": 2},
-                showlegend=curve not in seen,
-                legendgroup=curve,
-                hovertemplate="%{x:.4g}: %{y:.4g}",
-                row=at,
-                col=1,
-            )
+                x=x, y=y, mode="lines", name=label, fill="tozeroy", line={"color": COLOURS["headroom"], "width": 2},
+                showlegend=curve not in seen, legendgroup=curve, hovertemplate="%{x:.4g}: %{y:.4g}", row=at, col=1,
+            )  # fmt: skip
             seen.add(curve)
             fig.update_xaxes(range=[0, high], row=at, col=1)
             fig.update_yaxes(title_text=label.replace(" ", "<br>", 1), rangemode="tozero", row=at, col=1)
