@@ -37,14 +37,9 @@ def measure(params: SubmissionCostParams, recorder: Any) -> None:
     members = family(params.counts)
     rounds = 8
     recorder.set(
-        "protocol",
-        timer="perf_counter_ns behind a spin kernel",
-        warmup="3 calls in each round",
-        repeats=params.repeats,
-        rounds=rounds,
-        order="all members once per round",
-        spin_cycles_per_us=per_us,
-    )
+        "protocol", timer="perf_counter_ns behind a spin kernel", warmup="3 calls in each round",
+        repeats=params.repeats, rounds=rounds, order="all members once per round", spin_cycles_per_us=per_us,
+    )  # fmt: skip
     recorder.set("precision", parameters="float32 vectors of 4096 elements")
     recorder.set("topology", nodes=1, gpus=1)
     calls = launch_calls()
@@ -58,14 +53,9 @@ def measure(params: SubmissionCostParams, recorder: Any) -> None:
         recorder.samples(name, values)
     for m in members:
         recorder.row(
-            "family",
-            region=m.name,
-            launches=m.launches,
-            operators=m.operators,
-            views=m.views,
-            modules=m.modules,
+            "family", region=m.name, launches=m.launches, operators=m.operators, views=m.views, modules=m.modules,
             **summary(samples[m.name], "submit_us"),
-        )
+        )  # fmt: skip
     for name, times, call in calls:
         found = {api: (count / times, us) for api, (count, us) in count_launches(call, every=True)[1].items()}
         recorder.row("api", region=name, **summary(samples[name], "submit_us"))

@@ -51,16 +51,12 @@ def keep(params: ExpertParallelParams, recorder: Any, found: Sequence[dict[str, 
     """Write what the ranks returned."""
     ranks = found[0]["ranks"]
     recorder.set(
-        "protocol",
-        timer="perf_counter_ns per rank, all ranks starting together, until the rank's device is idle",
-        warmup="3 calls of each variant and size; the rowwise pool is frozen after them",
-        repeats=params.repeats,
-        order="variants interleaved: A B, then B A",
-        l2="not flushed",
+        "protocol", timer="perf_counter_ns per rank, all ranks starting together, until the rank's device is idle",
+        warmup="3 calls of each variant and size; the rowwise pool is frozen after them", repeats=params.repeats,
+        order="variants interleaved: A B, then B A", l2="not flushed",
         synchronization="waits counted by the profiler in one further call on every rank",
-        parity="float32; the experts' products are those of the reference",
-        exclusions="none",
-    )
+        parity="float32; the experts' products are those of the reference", exclusions="none",
+    )  # fmt: skip
     recorder.set("topology", nodes=1, gpus=ranks, dp=ranks, ep_mp=ranks)
     recorder.set("precision", parameter="bfloat16", activation="bfloat16", accumulation="float32",
                  communication="bfloat16; parity in float32")  # fmt: skip

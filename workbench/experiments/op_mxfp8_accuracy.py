@@ -43,26 +43,14 @@ def measure(params: AccuracyParams, recorder: Any) -> None:
     from workbench.measure.mxfp8_accuracy import errors, train
 
     recorder.set(
-        "protocol",
-        timer="none: errors and losses",
-        warmup="learning rate over 20 steps",
-        repeats=len(params.seeds),
-        order="errors, then BF16 and MXFP8 by seed",
-        exclusions="none",
-    )
+        "protocol", timer="none: errors and losses", warmup="learning rate over 20 steps", repeats=len(params.seeds),
+        order="errors, then BF16 and MXFP8 by seed", exclusions="none",
+    )  # fmt: skip
     recorder.set(
-        "workload",
-        layers=2,
-        experts=8,
-        top_k=2,
-        shared_experts=0,
-        capacity="dropless",
-        sequence_tokens=128,
-        global_batch_tokens=1024,
-        mixers="causal attention, 4 heads",
-        seeds=list(params.seeds),
+        "workload", layers=2, experts=8, top_k=2, shared_experts=0, capacity="dropless", sequence_tokens=128,
+        global_batch_tokens=1024, mixers="causal attention, 4 heads", seeds=list(params.seeds),
         data="bytes of the Python standard library's sources",
-    )
+    )  # fmt: skip
     recorder.set(
         "precision",
         parameter="bfloat16",

@@ -50,13 +50,10 @@ def measure(params: HeadroomOperationsParams, recorder: Any) -> list[dict[str, A
     recorder.set(
         "protocol",
         timer="submission: perf_counter_ns behind a spin kernel; device: CUDA events around the queued region",
-        warmup="3 calls, 1 in later rounds",
-        repeats=params.repeats,
-        rounds=ROUNDS,
-        order="all operations once per round",
-        spin_cycles_per_us=per_us,
+        warmup="3 calls, 1 in later rounds", repeats=params.repeats, rounds=ROUNDS,
+        order="all operations once per round", spin_cycles_per_us=per_us,
         l2="warm: inputs of one operation are reused",
-    )
+    )  # fmt: skip
     recorder.set("precision", parameters="bfloat16, FP32 router logits")
     recorder.set("topology", nodes=1, gpus=1)
     measured: dict[str, Region] = {}
@@ -74,15 +71,11 @@ def measure(params: HeadroomOperationsParams, recorder: Any) -> list[dict[str, A
         recorder.samples(f"{op.name} submit_us", region.submit_us)
         recorder.samples(f"{op.name} device_us", region.device_us)
         recorder.row(
-            operation=op.name,
-            row=op.row,
-            report=op.report,
+            operation=op.name, row=op.row, report=op.report,
             measured=effect(region.waited, region.device_p50_us, region.submit_p50_us),
-            **summary(region.submit_us, "submit_us"),
-            **summary(region.device_us, "device_us"),
-            waited=region.waited,
+            **summary(region.submit_us, "submit_us"), **summary(region.device_us, "device_us"), waited=region.waited,
             launches=region.launches,
-        )
+        )  # fmt: skip
     return recorder.rows
 
 

@@ -414,12 +414,9 @@ def run_rank(rank: int, ranks: int, init: str, options: Options, restart: int) -
     peer = r.cuda and ranks > 1 and torch.cuda.can_device_access_peer(rank, (rank + 1) % ranks)
     name = torch.cuda.get_device_name(r.device) if r.cuda else "cpu"
     r.row(
-        "start",
-        seconds=round(time.perf_counter() - started, 2),
-        transport=transport.name,
-        device=name,
+        "start", seconds=round(time.perf_counter() - started, 2), transport=transport.name, device=name,
         peer_access=peer,
-    )
+    )  # fmt: skip
     for section in options.sections:
         begun = time.perf_counter()
         SECTIONS[section](r)

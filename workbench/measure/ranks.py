@@ -125,14 +125,10 @@ def _block(r: Rank, job: Job) -> tuple[dict[str, Callable[[], Any]], SymmetricPo
         torch.autograd.grad(out, [x, *blocks[path].parameters()], d_out)
         metrics = blocks[path].metrics
         r.row(
-            "routes",
-            path=path,
-            tokens=job.tokens_of(r.rank),
-            offered=int(metrics["offered"]),
-            accepted=int(metrics["accepted"]),
-            dropped=int(metrics["dropped"]),
+            "routes", path=path, tokens=job.tokens_of(r.rank), offered=int(metrics["offered"]),
+            accepted=int(metrics["accepted"]), dropped=int(metrics["dropped"]),
             received=int(metrics["received_load"].sum()),
-        )
+        )  # fmt: skip
 
     def step(block: RoutedBlock) -> Callable[[], Any]:
         return lambda: torch.autograd.grad(block(x), [x, *block.parameters()], d_out)

@@ -110,20 +110,11 @@ def measure_sheet(
         median = percentile(samples, 0.5)
         floor = case.cost.floor_us(copy_GBps, dense_TFLOPs)
         recorder.row(
-            impl=case.impl,
-            shape=case.shape,
-            direction=case.direction,
-            **summary(samples),
-            submit_us_p50=round(percentile(submitted, 0.5), 3),
-            launches=found.launches,
-            host_waits=len(found),
-            bytes=case.cost.bytes,
-            flop=case.cost.flop,
-            GBps=round(case.cost.bytes / median / 1e3, 2),
-            TFLOPs=round(case.cost.flop / median / 1e6, 3),
-            floor_us=round(floor, 3),
-            percent_of_floor=round(100 * floor / median, 2),
-            copy_GBps=round(copy_GBps, 1),
+            impl=case.impl, shape=case.shape, direction=case.direction, **summary(samples),
+            submit_us_p50=round(percentile(submitted, 0.5), 3), launches=found.launches, host_waits=len(found),
+            bytes=case.cost.bytes, flop=case.cost.flop, GBps=round(case.cost.bytes / median / 1e3, 2),
+            TFLOPs=round(case.cost.flop / median / 1e6, 3), floor_us=round(floor, 3),
+            percent_of_floor=round(100 * floor / median, 2), copy_GBps=round(copy_GBps, 1),
             dense_TFLOPs=round(dense_TFLOPs, 1),
-        )
+        )  # fmt: skip
     return recorder.rows
