@@ -44,31 +44,17 @@ _VARIABLES = (
     "TORCH_NCCL_AVOID_RECORD_STREAMS", "TRITON_INTERPRET",
 )  # fmt: skip
 _STATIC = {
-    "name": "name",
-    "memory_MiB": "memory.total",
-    "compute_capability": "compute_cap",
-    "driver": "driver_version",
-    "sm_clock_max_MHz": "clocks.max.sm",
-    "memory_clock_max_MHz": "clocks.max.memory",
-    "power_limit_W": "power.limit",
-    "power_default_limit_W": "power.default_limit",
-    "persistence_mode": "persistence_mode",
-    "compute_mode": "compute_mode",
-    "mig_mode": "mig.mode.current",
-    "ecc_mode": "ecc.mode.current",
-    "pcie_generation": "pcie.link.gen.current",
-    "pcie_width": "pcie.link.width.current",
-}
+    "name": "name", "memory_MiB": "memory.total", "compute_capability": "compute_cap", "driver": "driver_version",
+    "sm_clock_max_MHz": "clocks.max.sm", "memory_clock_max_MHz": "clocks.max.memory", "power_limit_W": "power.limit",
+    "power_default_limit_W": "power.default_limit", "persistence_mode": "persistence_mode",
+    "compute_mode": "compute_mode", "mig_mode": "mig.mode.current", "ecc_mode": "ecc.mode.current",
+    "pcie_generation": "pcie.link.gen.current", "pcie_width": "pcie.link.width.current",
+}  # fmt: skip
 _STATE = {
-    "sm_clock_MHz": "clocks.sm",
-    "memory_clock_MHz": "clocks.mem",
-    "power_W": "power.draw",
-    "temperature_C": "temperature.gpu",
-    "utilization_pct": "utilization.gpu",
-    "memory_used_MiB": "memory.used",
-    "performance_state": "pstate",
-    "clock_limit_reasons": "clocks_throttle_reasons.active",
-}
+    "sm_clock_MHz": "clocks.sm", "memory_clock_MHz": "clocks.mem", "power_W": "power.draw",
+    "temperature_C": "temperature.gpu", "utilization_pct": "utilization.gpu", "memory_used_MiB": "memory.used",
+    "performance_state": "pstate", "clock_limit_reasons": "clocks_throttle_reasons.active",
+}  # fmt: skip
 
 
 def _run(*command: str, timeout_s: float = 20.0) -> str:

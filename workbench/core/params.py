@@ -44,16 +44,9 @@ def param(
         path: text that names a file or folder; on the command line a relative one counts from the current folder.
     """
     metadata = {
-        "doc": doc,
-        "unit": unit,
-        "min": min,
-        "max": max,
-        "step": step,
-        "choices": choices,
-        "log": log,
-        "analysis": analysis,
-        "path": path,
-    }
+        "doc": doc, "unit": unit, "min": min, "max": max, "step": step, "choices": choices, "log": log,
+        "analysis": analysis, "path": path,
+    }  # fmt: skip
     return field(default=default, metadata=metadata)
 
 

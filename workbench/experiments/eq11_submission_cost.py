@@ -159,13 +159,9 @@ def draw(result: Result) -> go.Figure:
         hover = "%{text}<br>fitted %{x:.1f} us<br>%{y:.1f} us<extra></extra>"
         names = t["region"].to_numpy()[at]
         common = {
-            "mode": "markers",
-            "marker": style,
-            "name": unit,
-            "legendgroup": unit,
-            "text": names,
+            "mode": "markers", "marker": style, "name": unit, "legendgroup": unit, "text": names,
             "hovertemplate": hover,
-        }
+        }  # fmt: skip
         fig.add_scatter(x=fitted[at], y=measured[at], **common, row=1, col=1)
         fig.add_scatter(x=fitted[at], y=f.residuals[at], showlegend=False, **common, row=2, col=1)
     top = float(max(measured.max(), fitted.max()))

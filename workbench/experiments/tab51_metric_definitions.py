@@ -97,22 +97,12 @@ def model(params: MetricDefinitionsParams) -> list[dict[str, Any]]:
         words, arguments, part, by_hand = EXAMPLES[slug]
         value = metric.function(*arguments, **OPTIONS.get(slug, {}))
         kept = [name for name, names in recordings.items() if metric.retained(names)]
-        rows.append(
-            {
-                "metric": metric.name,
-                "slug": slug,
-                "unit": metric.unit,
-                "definition": metric.definition,
-                "example": words,
-                "result": float(value[part] if part else value),
-                "result_of": part or slug,
-                "by_hand": float(by_hand),
-                "retained_by": len(kept),
-                "recordings": len(recordings),
-                "where": ", ".join(kept),
-                "anchor": anchors[slug],
-            }
-        )
+        rows.append({
+            "metric": metric.name, "slug": slug, "unit": metric.unit, "definition": metric.definition,
+            "example": words, "result": float(value[part] if part else value), "result_of": part or slug,
+            "by_hand": float(by_hand), "retained_by": len(kept), "recordings": len(recordings),
+            "where": ", ".join(kept), "anchor": anchors[slug],
+        })  # fmt: skip
     return rows
 
 

@@ -155,15 +155,9 @@ def measure_pattern(pattern: Pattern, *, repeats: int, spin_us: float, per_us: f
         torch.cuda.set_sync_debug_mode("default")
     warned = any("synchroniz" in str(w.message).lower() for w in said)
     return {
-        "pattern": pattern.name,
-        "report": pattern.report,
-        "waited": waits > repeats // 2,
-        "waited_share": waits / repeats,
-        "host_us_p20": percentile(behind, 0.2),
-        "host_us_p50": percentile(behind, 0.5),
-        "host_us_p80": percentile(behind, 0.8),
-        "host_us_idle_p50": percentile(idle, 0.5),
-        "debug_mode": "warned" if warned else "silent",
-        "instead": pattern.instead,
-        "samples": behind,
-    }
+        "pattern": pattern.name, "report": pattern.report, "waited": waits > repeats // 2,
+        "waited_share": waits / repeats, "host_us_p20": percentile(behind, 0.2),
+        "host_us_p50": percentile(behind, 0.5), "host_us_p80": percentile(behind, 0.8),
+        "host_us_idle_p50": percentile(idle, 0.5), "debug_mode": "warned" if warned else "silent",
+        "instead": pattern.instead, "samples": behind,
+    }  # fmt: skip

@@ -242,14 +242,10 @@ def undetermined(
     mixer = per_block - float(profiling.params_per_expert)
     rest = unrouted_p - float(profiling.router_params) - per_block.scaled(profiling.routed_blocks)
     return {
-        "total_reference": total_r,
-        "total_profiling": total_p,
-        "unrouted_reference": unrouted_r,
-        "unrouted_profiling": unrouted_p,
-        "per_extra_block": per_block,
-        "mixer": mixer,
+        "total_reference": total_r, "total_profiling": total_p, "unrouted_reference": unrouted_r,
+        "unrouted_profiling": unrouted_p, "per_extra_block": per_block, "mixer": mixer,
         "rest": rest - mixer.scaled(profiling.dense_blocks),
-    }
+    }  # fmt: skip
 
 
 def dense_width_range(rest: Interval, embedding_params: float, sparse: Sparse) -> Interval | None:

@@ -73,13 +73,9 @@ def run_one(
         raise OutputError(f"{source.slug}: the output folder is the notebook's own folder; choose another --out")
     on_event({"event": "start", "slug": source.slug})
     job = {
-        "input": str(source.path),
-        "back_link": back_link,
-        "cwd": str(source.path.parent),
-        "parameters": dict(params),
-        "timeout_s": float(timeout),
-        "start_timeout_s": START_TIMEOUT_S,
-    }
+        "input": str(source.path), "back_link": back_link, "cwd": str(source.path.parent), "parameters": dict(params),
+        "timeout_s": float(timeout), "start_timeout_s": START_TIMEOUT_S,
+    }  # fmt: skip
     try:
         _ = source.content
     except NotebookError as error:
@@ -90,12 +86,9 @@ def run_one(
         attempts = (_attempt(number, source.slug, job, out, on_event, stopped) for number in range(1, ATTEMPTS + 1))
         found = next(filter(None, attempts))
     outcome = {
-        **nothing_run(source, params),
-        "started": started.isoformat(timespec="seconds"),
-        "seconds": round(time.monotonic() - began, 2),
-        "fingerprint": fingerprint,
-        **found,
-    }
+        **nothing_run(source, params), "started": started.isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - began, 2), "fingerprint": fingerprint, **found,
+    }  # fmt: skip
     if outcome["status"] != verdict.INTERRUPTED:
         write_json(out / f"{source.slug}.json", outcome)
         on_event({"event": "end", **outcome})
@@ -271,17 +264,10 @@ class _Process:
 def nothing_run(notebook: Notebook, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an outcome says of a notebook that has not run; its ``status`` and ``error`` are still to come."""
     return {
-        "slug": notebook.slug,
-        "group": notebook.group,
-        "title": notebook.title,
-        "seconds": 0.0,
-        "peak_memory_bytes": None,
-        "code_cells": None,
-        "attempts": 0,
-        "params": dict(params),
-        **verdict.nothing_shown(),
-        "html_error": None,
-    }
+        "slug": notebook.slug, "group": notebook.group, "title": notebook.title, "seconds": 0.0,
+        "peak_memory_bytes": None, "code_cells": None, "attempts": 0, "params": dict(params),
+        **verdict.nothing_shown(), "html_error": None,
+    }  # fmt: skip
 
 
 def _tail(path: Path, limit: int = 2000) -> str:

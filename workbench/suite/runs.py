@@ -95,13 +95,9 @@ def machine() -> dict[str, Any]:
     """Return what the notebooks run on, without naming the machine: GPUs, processor, memory in MiB, system, Python."""
     found = cpu()
     return {
-        "gpus": list(gpus()),
-        "cpu": found["model"],
-        "cores": found["usable_cores"],
-        "memory_MiB": found["memory_MiB"],
-        "system": platform.system(),
-        "python": platform.python_version(),
-    }
+        "gpus": list(gpus()), "cpu": found["model"], "cores": found["usable_cores"],
+        "memory_MiB": found["memory_MiB"], "system": platform.system(), "python": platform.python_version(),
+    }  # fmt: skip
 
 
 def exit_status(outcomes: Sequence[Mapping[str, Any]], caught: Sequence[int] = ()) -> int:

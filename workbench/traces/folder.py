@@ -200,16 +200,10 @@ def outlier_ranks(ranks: Sequence[RankSummary]) -> list[dict[str, Any]]:
         for rank, value in values:
             distance = abs(value - middle)
             if distance > OUTLIER_SHARE * abs(middle) and distance > OUTLIER_DEVIATIONS * deviation:
-                rows.append(
-                    {
-                        "rank": rank.rank,
-                        "file": rank.file,
-                        "quantity": quantity,
-                        "value": value,
-                        "median": middle,
-                        "deviations": distance / deviation if deviation else None,
-                    }
-                )
+                rows.append({
+                    "rank": rank.rank, "file": rank.file, "quantity": quantity, "value": value, "median": middle,
+                    "deviations": distance / deviation if deviation else None,
+                })  # fmt: skip
     return sorted(rows, key=lambda r: -abs(r["value"] - r["median"]) / max(abs(r["median"]), 1e-9))
 
 

@@ -89,13 +89,9 @@ class Idle:
         sums = {name: int(self.length_ns[self.cause == i].sum()) for i, name in enumerate(CAUSES)}
         blocked = int(self.blocked_ns.sum())
         return {
-            "submission": sums["submission"],
-            "sync_blocked": blocked,
-            "sync_rebuild": sums["sync"] - blocked,
-            "turnaround": sums["turnaround"],
-            "dependency": sums["dependency"],
-            "unknown": sums["unknown"],
-        }
+            "submission": sums["submission"], "sync_blocked": blocked, "sync_rebuild": sums["sync"] - blocked,
+            "turnaround": sums["turnaround"], "dependency": sums["dependency"], "unknown": sums["unknown"],
+        }  # fmt: skip
 
 
 class Analysis:

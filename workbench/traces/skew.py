@@ -46,16 +46,10 @@ def collective_skew(analyses: Sequence[Analysis], windows: Sequence[Window]) -> 
             raise TraceError(f"collective {index} differs between the ranks: {', '.join(sorted(names))}")
         durations = np.array([duration for _, duration in same], dtype=float) / 1e3
         waited = durations - durations.min()
-        rows.append(
-            {
-                "index": index,
-                "name": same[0][0],
-                "duration_us": float(durations.min()),
-                "waited_us": waited.tolist(),
-                "skew_us": float(waited.max()),
-                "last": int(durations.argmin()),
-            }
-        )
+        rows.append({
+            "index": index, "name": same[0][0], "duration_us": float(durations.min()), "waited_us": waited.tolist(),
+            "skew_us": float(waited.max()), "last": int(durations.argmin()),
+        })  # fmt: skip
     return rows
 
 

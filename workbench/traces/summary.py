@@ -26,12 +26,9 @@ def summarise(trace: Trace | Analysis, window: Window | None = None) -> dict[str
     devices = [_device(analysis, pair, window) for pair in analysis.rows]
     waits = analysis.waits.take(analysis.waits.within(window))
     return {
-        "schema": SCHEMA,
-        "devices": devices,
-        "waits": describe_waits(trace, waits, locator),
-        "dropped": dict(trace.dropped),
-        "warnings": [*trace.warnings, *caveats(analysis)],
-    }
+        "schema": SCHEMA, "devices": devices, "waits": describe_waits(trace, waits, locator),
+        "dropped": dict(trace.dropped), "warnings": [*trace.warnings, *caveats(analysis)],
+    }  # fmt: skip
 
 
 def _device(analysis: Analysis, pair: tuple[int, int], window: Window | None) -> dict[str, Any]:

@@ -150,17 +150,10 @@ def _offence(call: str, waits: Sequence[dict[str, Any]], idle_ns: Sequence[int])
     ranges = list(dict.fromkeys(w["range"] for w in waits))
     one = ranges[0] if len(ranges) == 1 else f"{next(filter(None, ranges))} and {len(ranges) - 1} more"
     return {
-        "kind": waits[0]["kind"],
-        "call": call,
-        "line": waits[0]["line"],
-        "op": waits[0]["op"],
-        "range": one,
-        "count": len(waits),
-        "total_ns": sum(lengths),
-        "max_ns": max(lengths),
-        "gpu_idle_ns": sum(idle_ns),
+        "kind": waits[0]["kind"], "call": call, "line": waits[0]["line"], "op": waits[0]["op"], "range": one,
+        "count": len(waits), "total_ns": sum(lengths), "max_ns": max(lengths), "gpu_idle_ns": sum(idle_ns),
         "first_ns": waits[0]["start_ns"],
-    }
+    }  # fmt: skip
 
 
 def _submission_idle(
@@ -179,14 +172,8 @@ def _submission_idle(
     for length_ns, start_ns, op, pair in found[:LISTED]:
         call = trace.ops.launch[op]
         where = locator.where(int(trace.calls.thread[call]), int(trace.calls.start_ns[call]))
-        out.append(
-            {
-                "process": trace.process_label(pair[0]),
-                "device": pair[1],
-                "start_ns": start_ns,
-                "duration_ns": length_ns,
-                "before": trace.names[trace.ops.name[op]],
-                **where.as_dict(),
-            }
-        )
+        out.append({
+            "process": trace.process_label(pair[0]), "device": pair[1], "start_ns": start_ns,
+            "duration_ns": length_ns, "before": trace.names[trace.ops.name[op]], **where.as_dict(),
+        })  # fmt: skip
     return np.array([f[0] for f in found], np.int64), out

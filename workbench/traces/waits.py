@@ -293,14 +293,9 @@ def describe_waits(trace: Trace, waits: Waits, locator: Locator | None = None) -
     for i in range(len(waits)):
         where = locator.where(int(waits.thread[i]), int(waits.start_ns[i]))
         _, label, _ = trace.threads[waits.thread[i]]
-        rows.append(
-            {
-                "kind": WAIT_KINDS[waits.kind[i]],
-                "start_ns": int(waits.start_ns[i]),
-                "duration_ns": int(waits.end_ns[i] - waits.start_ns[i]),
-                "thread": label,
-                "blocking": bool(waits.blocking[i]),
-                **where.as_dict(),
-            }
-        )
+        rows.append({
+            "kind": WAIT_KINDS[waits.kind[i]], "start_ns": int(waits.start_ns[i]),
+            "duration_ns": int(waits.end_ns[i] - waits.start_ns[i]), "thread": label,
+            "blocking": bool(waits.blocking[i]), **where.as_dict(),
+        })  # fmt: skip
     return rows

@@ -145,14 +145,9 @@ class SkipStepAdamW:
     def state(self) -> dict[str, Any]:
         """Return the tensors that a checkpoint keeps."""
         return {
-            "params": self.params,
-            "exp_avg": self.exp_avg,
-            "exp_avg_sq": self.exp_avg_sq,
-            "applied": self.applied,
-            "seen": self.seen,
-            "recent": self.recent,
-            "skipped": self.skipped,
-        }
+            "params": self.params, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq, "applied": self.applied,
+            "seen": self.seen, "recent": self.recent, "skipped": self.skipped,
+        }  # fmt: skip
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Copy a checkpoint's tensors in place.
