@@ -25,4 +25,4 @@ OPS = {
     "block.RoutedBlock": "op_routed_block",
 }
 """Every public op (what a package exports and takes `impl`) and the slug of its sheet. An op in this table also has a
-refusal case (tests/kernels/test_refusals.py) and a sanitizer case (scripts/sanitize.py); tests read all three."""
+refusal case (tests/kernels/test_refusals.py) and a sanitizer case (tests/kernels/sanitize.py); tests read all three."""

@@ -14,7 +14,7 @@ from test_refusals import CALLS, DIFFERENTIABLE, MOVES, WEIGHTED
 
 from workbench.experiments import slugs
 
-SANITIZE = Path(__file__).parents[2] / "scripts" / "sanitize.py"
+SANITIZE = Path(__file__).with_name("sanitize.py")
 
 
 def exported() -> set[str]:

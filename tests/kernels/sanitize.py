@@ -1,8 +1,8 @@
 """Small cases of every op of `moe_kernels.OPS`, for compute-sanitizer; each result is compared with the reference.
 
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 python3 scripts/sanitize.py
-    compute-sanitizer --tool racecheck --error-exitcode 9 $(python3 scripts/sanitize.py --names) \\
-        python3 scripts/sanitize.py --own
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 python3 tests/kernels/sanitize.py
+    compute-sanitizer --tool racecheck --error-exitcode 9 $(python3 tests/kernels/sanitize.py --names) \\
+        python3 tests/kernels/sanitize.py --own
 
 Without its cache, torch's allocator gives each tensor memory of its own, so that an access past a tensor is seen.
 `--own` leaves out kernels of others, the block (in it the race checker aborts with an internal error at a product of
@@ -16,7 +16,7 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "kernels"))
 
 import torch
 from moe_kernels import mxfp8
