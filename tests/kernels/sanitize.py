@@ -1,6 +1,7 @@
 """Small cases of every op of `moe_kernels.OPS`, for compute-sanitizer; each result is compared with the reference.
 
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 python3 tests/kernels/sanitize.py
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 \\
+        python3 tests/kernels/sanitize.py
     compute-sanitizer --tool racecheck --error-exitcode 9 $(python3 tests/kernels/sanitize.py --names) \\
         python3 tests/kernels/sanitize.py --own
 

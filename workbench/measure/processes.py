@@ -5,8 +5,14 @@ Standard library and torch only.
 
 from __future__ import annotations
 
-import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -17,39 +23,38 @@ class ProcessEndedError(RuntimeError):
 def in_new_process(function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> Any:
     """Return `function(*args)` of a fresh interpreter: a process start of its own, and a compiler's crash stays there.
 
+    The reader's own main script is not run again in it.
+
     Args:
         function: of an importable module; arguments and result must pickle.
         timeout_s: longest time that it may take; None: any.
     Raises:
         ProcessEndedError: it crashed, raised or took longer; the message says which.
     """
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(there, function, args))
-    process.start()
-    there.close()
     named = f"the process of {function.__module__}.{function.__qualname__}"
-    try:
-        if not here.poll(timeout_s):
-            raise ProcessEndedError(f"{named} took longer than {timeout_s:g} s")
-        found, answer = here.recv()
-    except EOFError:
-        process.join()
-        raise ProcessEndedError(f"{named} crashed: exit status {process.exitcode}") from None
-    finally:
-        process.kill()
-        process.join()
-    if not found:
-        raise ProcessEndedError(f"{named} failed: {answer}")
-    return answer
+    path = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
+        target = Path(folder) / "answer"
+        command = [sys.executable, "-c", "from workbench.measure import processes; processes.answer()", str(target)]
+        try:
+            done = subprocess.run(command, input=pickle.dumps((function, args)), env=path, stderr=subprocess.PIPE,
+                                  timeout=timeout_s)  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise ProcessEndedError(f"{named} took longer than {timeout_s:g} s") from None
+        if done.returncode < 0:
+            raise ProcessEndedError(f"{named} crashed: ended by {signal.Signals(-done.returncode).name}")
+        if done.returncode:
+            told = done.stderr.decode(errors="replace").strip()
+            raise ProcessEndedError(
+                f"{named} failed: {told.splitlines()[-1] if told else done.returncode}\n{told[-3000:]}"
+            )
+        return pickle.loads(target.read_bytes())
 
 
-def _answer(there: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    try:
-        there.send((True, function(*args)))
-    except Exception as error:
-        there.send((False, f"{type(error).__name__}: {error}"))
-        raise
+def answer() -> None:
+    """What the new process does: the function that came in, its result into the file that is named."""
+    function, args = pickle.load(sys.stdin.buffer)
+    Path(sys.argv[1]).write_bytes(pickle.dumps(function(*args)))
 
 
 def join_as_single_rank() -> None:
