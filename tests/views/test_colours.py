@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from workbench.core import colours
+from workbench.experiments import load, slugs
 from workbench.views.contrast import ratio
 
 PACKAGE = Path(colours.__file__).parents[1]
@@ -91,3 +92,28 @@ def test_pages_and_widgets_take_every_colour_that_means_something_from_the_palet
     assert whole & {c.lower() for c in meanings().values()} <= links
     name = r"(?:colou?r|fill|stroke|background)[\"']?\s*[:=]\s*[\"']?(?:red|green|blue|orange|yellow|purple|pink)\b"
     assert re.findall(name, text) == []
+
+
+# What a trace in a meaning's colour may be called.
+SAID = {
+    "cpu_submit": "submi|host went on",
+    "host_work": "host work|CPU work",
+    "gpu_execute": "execut|device time|GPU|metadata",
+    "copy": "copy",
+    "communication": "communication",
+    "idle": "idle",
+    "sync_wait": "wait|stops",
+    "headroom": "headroom|ahead|queued",
+    "report": "report|Table",
+}
+
+
+@pytest.mark.parametrize("slug", slugs())
+def test_a_trace_in_a_colour_of_meaning_shows_what_it_means(slug: str):
+    experiment = load(slug)
+    figure = experiment.run("recorded" if experiment.recording else experiment.sources()[0]).figure()
+    meant = {colour.upper(): name for name, colour in colours.COLOURS.items()}
+    for trace in figure.data:
+        used = {str(part.color) for part in (trace.marker, getattr(trace, "line", None)) if part is not None}
+        for name in {meant[colour.upper()] for colour in used if colour.upper() in meant}:
+            assert re.search(SAID[name], f"{trace.name} {trace.hovertemplate}", re.I), f"{trace.name!r} in {name}"

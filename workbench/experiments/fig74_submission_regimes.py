@@ -300,7 +300,7 @@ def draw(result: Result) -> go.Figure:
     for variant in VARIANTS:
         values = [r["step_ms"] for r in part_rows(result, "step", variant, length)]
         fig.add_scatter(x=values, y=[variant] * len(values), mode="markers", showlegend=False, row=7, col=1,
-                        marker={"color": COLOURS["cpu_submit"], "size": 9, "symbol": "line-ns-open",
+                        marker={"color": INK, "size": 9, "symbol": "line-ns-open",
                                 "line": {"width": 2}},
                         hovertemplate="%{y}: %{x:.1f} ms<extra></extra>")  # fmt: skip
     fig.update_yaxes(autorange="reversed", row=7, col=1)

@@ -118,7 +118,7 @@ def checks(result: Result) -> Iterator[Check]:
 
 def draw(result: Result) -> go.Figure:
     """Draw errors by mode and distribution, and the loss curves."""
-    from workbench.core.colours import COLOURS, SERIES
+    from workbench.core.colours import SERIES
     from workbench.views.plotting import WIDE_LABELS, figure
 
     fig = figure(
@@ -134,7 +134,7 @@ def draw(result: Result) -> go.Figure:
         )  # fmt: skip
     losses = result.rows("loss")
     # The curves coincide: the wider one beneath stays visible.
-    looks = (("bf16", COLOURS["idle"], "solid", 4), ("mxfp8", COLOURS["gpu_execute"], "dot", 1.2))
+    looks = (("bf16", SERIES[3], "solid", 4), ("mxfp8", SERIES[0], "dot", 1.2))
     for precision, colour, dash, width in looks:
         for seed in sorted({r["seed"] for r in losses}):
             run = [r for r in losses if r["precision"] == precision and r["seed"] == seed]

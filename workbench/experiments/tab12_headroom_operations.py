@@ -116,10 +116,10 @@ def draw(result: Result) -> go.Figure:
     """Draw the device time that each microsecond of submission buys; at 1 headroom neither grows nor shrinks."""
     import plotly.graph_objects as go
 
-    from workbench.core.colours import COLOURS, INK
+    from workbench.core.colours import COLOURS, INK, SERIES
     from workbench.views.plotting import WIDE_LABELS, figure, on
 
-    colours = {"builds": "gpu_execute", "consumes": "cpu_submit", "stops": "sync_wait"}
+    colours = {"builds": SERIES[0], "consumes": SERIES[3], "stops": COLOURS["sync_wait"]}
     rows = sorted(result.table.to_dicts(), key=lambda r: r["device_us_p50"] / r["submit_us_p50"])
     fig = figure("Device time bought by each microsecond of submission", height=170 + 27 * len(rows))
     for name, colour in colours.items():
@@ -130,15 +130,12 @@ def draw(result: Result) -> go.Figure:
                 y=[r["operation"] for r in part],
                 x=[r["device_us_p50"] / r["submit_us_p50"] for r in part],
                 name=f"measured: {name}",
-                marker={
-                    "color": COLOURS[colour],
-                    "pattern": {"shape": "x" if name == "stops" else "", "solidity": 0.3},
-                },
+                marker={"color": colour, "pattern": {"shape": "x" if name == "stops" else "", "solidity": 0.3}},
                 text=[f"{r['device_us_p50']:.0f} / {r['submit_us_p50']:.0f} us" for r in part],
                 # Inside, clear of break-even, where the bar is long enough; a pattern carries no text.
                 textposition="outside" if name == "stops" else "auto",
                 insidetextanchor="start",
-                insidetextfont={"color": on(COLOURS[colour])},
+                insidetextfont={"color": on(colour)},
                 cliponaxis=False,
                 customdata=[(r["row"] or "not a row of Table 12", r["report"] or "none", r["launches"]) for r in part],
                 hovertemplate="%{y}<br>%{text} (device / submission)<br>%{customdata[0]}<br>"

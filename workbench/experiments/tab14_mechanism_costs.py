@@ -372,7 +372,7 @@ def _draw_measured(fig: go.Figure, result: Result) -> None:
     fig.add_bar(
         x=[f"{t:,}" for t in shares], y=[s for _, s in shares.values()], showlegend=False,
         text=[f"{us:.0f} us<br>{s:.1%}" for us, s in shares.values()], textposition="outside", cliponaxis=False,
-        marker={"color": COLOURS["cpu_submit"]}, hovertemplate="%{x} tokens: %{y:.2%}<extra>metadata</extra>",
+        marker={"color": COLOURS["gpu_execute"]}, hovertemplate="%{x} tokens: %{y:.2%}<extra>metadata</extra>",
         row=2, col=1,
     )  # fmt: skip
     tails = result.rows("tail")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from workbench.core.colours import COLOURS, INK, SERIES
 from workbench.core.experiment import Check, Experiment, Result
 from workbench.core.params import Params, param
 from workbench.models.moe_cost import Cost, grouped_gemm
@@ -265,20 +266,14 @@ def _graph_above(cells: Mapping[tuple[int, str, str], float], whose: str) -> Ite
         yield Check(claim, graph > eager, f"{graph:.2f}x against {eager:.2f}x")
 
 
-LINES = (
-    (BASELINE, "BF16 grouped", "ink"),
-    ("ours", "ours", "gpu_execute"),
-    ("multi_launch", "several launches", "several"),
-)
+LINES = ((BASELINE, "BF16 grouped", INK), ("ours", "ours", SERIES[0]), ("multi_launch", "several launches", SERIES[1]))
 
 
 def draw(result: Result) -> go.Figure:
     """Draw time and speedup over M, eager against graph, the floor, and what the host needs to submit."""
-    from workbench.core.colours import COLOURS, INK, SERIES
     from workbench.views.plotting import figure
 
     rows = result.table.to_dicts()
-    colours = COLOURS | {"ink": INK, "several": SERIES[4]}
     fig = figure(
         "What submission hides of a short MXFP8 product", rows=2, height=800, cols=2, shared_yaxes=True,
         vertical_spacing=0.1, subplot_titles=("prequantized input", "including quantisation", "", ""),
@@ -287,27 +282,25 @@ def draw(result: Result) -> go.Figure:
         for variant, name, colour in LINES:
             for mode in MODES:
                 line = [r for r in rows if (r["variant"], r["input"], r["mode"]) == (variant, source, mode)]
-                _add(fig, line, "time_us_p50", f"{name}, {mode}", colours[colour], mode, 1, column)
+                _add(fig, line, "time_us_p50", f"{name}, {mode}", colour, mode, 1, column)
                 if variant != BASELINE:
-                    _add(fig, line, "speedup", f"{name}, {mode}", colours[colour], mode, 2, column, legend=False)
+                    _add(fig, line, "speedup", f"{name}, {mode}", colour, mode, 2, column, legend=False)
             host = [
                 r
                 for r in rows
                 if (r["variant"], r["input"], r["mode"]) == (variant, source, "eager") and r.get("submit_us_p50")
             ]
             if host:
-                _add(fig, host, "submit_us_p50", f"{name}, host submission", colours[colour], "host", 1, column)
+                _add(fig, host, "submit_us_p50", f"{name}, host submission", colour, "host", 1, column)
         floor = [r for r in rows if (r["variant"], r["input"], r["mode"]) == ("ours", source, "graph")]
         if floor:
-            _add(fig, floor, "floor_us", "MXFP8 floor", COLOURS["idle"], "floor", 1, column)
+            _add(fig, floor, "floor_us", "MXFP8 floor", SERIES[3], "floor", 1, column)
         for mode in MODES:
             printed = [r for r in report_rows() if r["input"] == source and r["mode"] == mode]
-            _add(
-                fig, printed, "speedup", f"report (one B300), {mode}", COLOURS["headroom"], f"report {mode}", 2, column
-            )
+            _add(fig, printed, "speedup", f"report (one B300), {mode}", COLOURS["report"], f"report {mode}", 2, column)
     view: Any = {"x": result.params.view_M, "line": {"dash": "dot", "width": 1, "color": INK}}
     fig.add_vline(**view)
-    fig.add_hline(y=1, line={"width": 1, "color": COLOURS["idle"]}, row=2, col="all")  # type: ignore[arg-type]
+    fig.add_hline(y=1, line={"width": 1, "color": INK}, row=2, col="all")  # type: ignore[arg-type]
     fig.update_xaxes(type="log", dtick=1)
     fig.update_xaxes(title="rows M", row=2)
     fig.update_yaxes(type="log", dtick=1, title="time of one call (us, log)", row=1, col=1)

@@ -123,7 +123,7 @@ def checks(result: Result) -> Iterator[Check]:
 
 def draw(result: Result) -> go.Figure:
     """Draw which recording retains which metric, as a matrix with marks (not colours alone)."""
-    from workbench.core.colours import COLOURS, INK
+    from workbench.core.colours import INK, SERIES
     from workbench.views.plotting import figure
 
     rows = result.table.to_dicts()
@@ -131,7 +131,7 @@ def draw(result: Result) -> go.Figure:
     names = sorted(_recordings(result.params.pinned_only))
     metrics = [r["metric"] for r in rows]
     fig = figure("Which recordings retain which metric", height=300 + 22 * max(4, len(names)))
-    mark = {"symbol": "circle", "size": 13, "color": COLOURS["gpu_execute"]}
+    mark = {"symbol": "circle", "size": 13, "color": SERIES[0]}
     no_mark = {"symbol": "circle-open", "size": 6, "color": INK}
     retained = "retained (read from record.json and table.csv)"
     for label, holds, style in ((retained, True, mark), ("not retained", False, no_mark)):

@@ -132,7 +132,7 @@ def draw(result: Result) -> go.Figure:
     import plotly.graph_objects as go
     import polars as pl
 
-    from workbench.core.colours import COLOURS, INK, SERIES
+    from workbench.core.colours import INK, SERIES
     from workbench.views.plotting import figure
 
     params = result.params
@@ -171,7 +171,7 @@ def draw(result: Result) -> go.Figure:
     fig.add_vline(x=capacity, line_color=INK, line_dash="dash", row=1, col=1)  # type: ignore[arg-type]
     for name, column, colour in (
         ("routes dropped", "drop_rate", SERIES[4]),
-        ("capacity used", "capacity_use", COLOURS["gpu_execute"]),
+        ("capacity used", "capacity_use", SERIES[0]),
     ):
         line = go.Scatter(
             x=[r["capacity_factor"] for r in curve],
