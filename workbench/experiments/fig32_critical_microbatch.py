@@ -217,11 +217,9 @@ def checks(result: Result) -> Iterator[Check]:
     for (layer, passes), c in found.items():
         dense = found.get(("dense", passes))
         if layer in ROUTED and dense:
-            yield Check(
-                f"{layer}, {passes}: routing adds submission work to the dense layer's",
-                c["submit"][0] > dense["submit"][0],
-                f"{c['submit'][0]:.0f} against {dense['submit'][0]:.0f} us",
-            )
+            yield Check(f"{layer}, {passes}: routing adds submission work to the dense layer's",
+                        c["submit"][0] > dense["submit"][0],
+                        f"{c['submit'][0]:.0f} against {dense['submit'][0]:.0f} us")  # fmt: skip
 
 
 def crossovers(result: Result) -> list[dict[str, Any]]:

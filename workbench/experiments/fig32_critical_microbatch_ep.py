@@ -97,11 +97,9 @@ def checks(result: Result) -> Iterator[Check]:
     found = [curves(of_rank(result, rank)) for rank in ranks_of(result)]
     for same in zip(*found):
         at = [c["critical"] for c in same]
-        yield Check(
-            f"{same[0]['layer']}, {same[0]['passes']}: the ranks' crossovers agree within {AGREE - 1:.0%}",
-            max(at) <= AGREE * min(at) if max(at) < float("inf") else None,
-            ", ".join(interval(c) for c in same) + " tokens",
-        )
+        yield Check(f"{same[0]['layer']}, {same[0]['passes']}: the ranks' crossovers agree within {AGREE - 1:.0%}",
+                    max(at) <= AGREE * min(at) if max(at) < float("inf") else None,
+                    ", ".join(interval(c) for c in same) + " tokens")  # fmt: skip
 
 
 def beside_one_gpu(result: Result) -> pl.DataFrame:

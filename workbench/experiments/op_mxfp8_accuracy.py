@@ -86,34 +86,23 @@ def checks(result: Result) -> Iterator[Check]:
     ordinary = sorted({d for d, _ in found} - {"adversarial"})
     for mode, claim in ((PROMOTED, "the folded product"), (EXACT, "exact mode")):
         worst = max((found[d, mode]["error_vs_mx"] for d in ordinary), default=None)
-        yield Check(
-            f"{claim} adds little to the rounding of a BF16 result on ordinary inputs",
-            None if worst is None else worst < BF16_OUTPUT,
-            worst if worst is None else f"{worst:.2e}",
-        )
+        yield Check(f"{claim} adds little to the rounding of a BF16 result on ordinary inputs",
+                    None if worst is None else worst < BF16_OUTPUT,
+                    worst if worst is None else f"{worst:.2e}")  # fmt: skip
     hard = found.get(("adversarial", FOLDING))
     if hard:
-        yield Check(
-            "folding fails where blocks far below the row maximum carry the result",
-            hard["error_vs_mx"] > 0.5,
-            f"{hard['error_vs_mx']:.2f}",
-        )
-        yield Check(
-            "the spread counter counts every such row",
-            hard["wide_rows"] == hard["rows"],
-            f"{hard['wide_rows']} of {hard['rows']}",
-        )
+        yield Check("folding fails where blocks far below the row maximum carry the result",
+                    hard["error_vs_mx"] > 0.5, f"{hard['error_vs_mx']:.2f}")  # fmt: skip
+        yield Check("the spread counter counts every such row", hard["wide_rows"] == hard["rows"],
+                    f"{hard['wide_rows']} of {hard['rows']}")  # fmt: skip
         exact = found["adversarial", EXACT]["error_vs_mx"]
         yield Check("exact mode is right there", exact < BF16_OUTPUT, f"{exact:.2e}")
     losses = final_losses(result)
     if len(losses.get("bf16", [])) > 1:
         gap = abs(statistics.fmean(losses["mxfp8"]) - statistics.fmean(losses["bf16"]))
         noise = max(losses["bf16"]) - min(losses["bf16"])
-        yield Check(
-            "training losses in MXFP8 and BF16 agree within the spread over seeds",
-            gap <= noise,
-            f"{gap:.4f} apart, spread {noise:.4f}",
-        )
+        yield Check("training losses in MXFP8 and BF16 agree within the spread over seeds", gap <= noise,
+                    f"{gap:.4f} apart, spread {noise:.4f}")  # fmt: skip
 
 
 def draw(result: Result) -> go.Figure:

@@ -198,16 +198,12 @@ def checks(result: Result) -> Iterator[Check]:
     routed = {"forward": 1, "forward + backward": 1, "step": 7}
     sync = table.filter(pl.col("path").is_in(["synchronized", "synchronized, wait covered"]))
     row = table.filter(pl.col("path") == "rowwise")
-    yield Check(
-        "the synchronized path waits exactly once per routed-block forward",
-        all(r["waits"] == routed[r["pass"]] for r in sync.iter_rows(named=True)),
-        ", ".join(sorted({f"{r['pass']}: {r['waits']}" for r in sync.iter_rows(named=True)})),
-    )
-    yield Check(
-        "the rowwise path contains no host wait and no blocking copy: forward, backward and optimizer",
-        int(row["waits"].sum()) == 0 and int(row["pageable_d2h"].sum()) == 0,
-        f"{int(row['waits'].sum())} waits in {row.height} rows",
-    )
+    yield Check("the synchronized path waits exactly once per routed-block forward",
+                all(r["waits"] == routed[r["pass"]] for r in sync.iter_rows(named=True)),
+                ", ".join(sorted({f"{r['pass']}: {r['waits']}" for r in sync.iter_rows(named=True)})))  # fmt: skip
+    yield Check("the rowwise path contains no host wait and no blocking copy: forward, backward and optimizer",
+                int(row["waits"].sum()) == 0 and int(row["pageable_d2h"].sum()) == 0,
+                f"{int(row['waits'].sum())} waits in {row.height} rows")  # fmt: skip
     for level in ("layer", "step"):
         passes = "step" if level == "step" else "forward + backward"
         part = row.filter((pl.col("level") == level) & (pl.col("pass") == passes)).sort("tokens")
@@ -217,11 +213,8 @@ def checks(result: Result) -> Iterator[Check]:
                 f"{r['tokens']}: {r['speedup_p50']:.2f}x (least {r['speedup_least']:.2f})"
                 for r in part.iter_rows(named=True)
             )
-            yield Check(
-                f"rowwise is faster than synchronized at every size and in every process start ({level})",
-                min(part["speedup_least"].to_list()) > 1,
-                shown,
-            )
+            yield Check(f"rowwise is faster than synchronized at every size and in every process start ({level})",
+                        min(part["speedup_least"].to_list()) > 1, shown)  # fmt: skip
 
 
 def draw(result: Result) -> go.Figure:

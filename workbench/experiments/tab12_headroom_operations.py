@@ -104,12 +104,9 @@ def checks(result: Result) -> Iterator[Check]:
     alone = _per_launch(bwd) / _per_launch(fwd)
     four = [rows[f"{name} of four transformer layers"] for name in ("backward", "forward")]
     further = _per_launch(four[0], bwd) / _per_launch(four[1], fwd)
-    yield Check(
-        "the autograd engine submits with less host time per launch than the Python forward",
-        further < 1,
-        f"{further:.2f}x in a further layer, {alone:.2f}x with the cost of entering the engine",
-        "" if further < 1 else ENGINE,
-    )
+    yield Check("the autograd engine submits with less host time per launch than the Python forward", further < 1,
+                f"{further:.2f}x in a further layer, {alone:.2f}x with the cost of entering the engine",
+                "" if further < 1 else ENGINE)  # fmt: skip
 
 
 def draw(result: Result) -> go.Figure:

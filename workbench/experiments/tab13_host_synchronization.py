@@ -55,23 +55,14 @@ def checks(result: Result) -> Iterator[Check]:
     rows = result.table.to_dicts()
     for r in rows:
         if r["report"] == "yes":
-            yield Check(
-                f"{r['pattern']} makes the host wait",
-                bool(r["waited"]),
-                f"{r['host_us_p50']:.0f} us behind the spin kernel",
-            )
+            yield Check(f"{r['pattern']} makes the host wait", bool(r["waited"]),
+                        f"{r['host_us_p50']:.0f} us behind the spin kernel")  # fmt: skip
         elif r["report"]:
-            yield Check(
-                f"{r['pattern']} does not inherently wait",
-                not r["waited"],
-                f"{r['host_us_p50']:.0f} us behind the spin kernel",
-            )
+            yield Check(f"{r['pattern']} does not inherently wait", not r["waited"],
+                        f"{r['host_us_p50']:.0f} us behind the spin kernel")  # fmt: skip
     missed = result.table.filter(pl.col("waited") & (pl.col("debug_mode") == "silent"))["pattern"].to_list()
-    yield Check(
-        "set_sync_debug_mode is an audit aid, not a substitute for a timeline: it stays silent on some waits",
-        bool(missed),
-        ", ".join(missed) or "it named every wait here",
-    )
+    yield Check("set_sync_debug_mode is an audit aid, not a substitute for a timeline: it stays silent on some waits",
+                bool(missed), ", ".join(missed) or "it named every wait here")  # fmt: skip
     alarms = result.table.filter(~pl.col("waited") & (pl.col("debug_mode") == "warned"))["pattern"].to_list()
     yield Check(
         "set_sync_debug_mode never names a call that did not wait", not alarms, ", ".join(alarms) or "no false alarm"

@@ -301,11 +301,9 @@ def _measured_checks(result: Result, by: dict[tuple[float, float], Any]) -> Iter
     yield Check(
         "the device drops exactly the routes that the CPU model drops", same == len(by), f"{same} of {len(by)} settings"
     )
-    yield Check(
-        "metadata costs every routed layer device time, in at most three launches",
-        min(t for t, _ in shares.values()) > 0 and max(launches) <= 3,
-        ", ".join(f"{t} tokens: {us:.1f} us" for t, (us, _) in shares.items()),
-    )
+    yield Check("metadata costs every routed layer device time, in at most three launches",
+                min(t for t, _ in shares.values()) > 0 and max(launches) <= 3,
+                ", ".join(f"{t} tokens: {us:.1f} us" for t, (us, _) in shares.items()))  # fmt: skip
     yield Check("metadata's share of a routed block's forward falls as the microbatch grows",
               all(shares[a][1] > shares[b][1] for a, b in pairwise(sorted(shares))),
               ", ".join(f"{t} tokens: {share:.1%}" for t, (_, share) in shares.items()))  # fmt: skip

@@ -131,11 +131,9 @@ def crossover_checks(result: Result) -> Iterator[Check]:
             not held,
             f"held up behind a busy device at {', '.join(held)} {what}" if held else "never held up",
         )
-        yield Check(
-            f"{name}: a {FASTER:g} times faster device moves the crossover right",
-            faster > c["critical"] if faster > c["tokens"][0] and math.isfinite(c["critical"]) else None,
-            f"{interval(c)} to {said(faster, c)} {what}",
-        )
+        yield Check(f"{name}: a {FASTER:g} times faster device moves the crossover right",
+                    faster > c["critical"] if faster > c["tokens"][0] and math.isfinite(c["critical"]) else None,
+                    f"{interval(c)} to {said(faster, c)} {what}")  # fmt: skip
         for mode in CHEAPER:
             other = found.get((c["layer"], c["passes"], mode))
             if other:
