@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +70,7 @@ def figure(result: Result):
     return queue.draw(result, TITLES, *CURVE)
 
 
-def checks(result: Result) -> list[Check]:
+def checks(result: Result) -> Iterator[Check]:
     """Claims of the caption."""
     params, a, b = result.params, Panel(result, SLOW), Panel(result, WAIT)
     labels = [f"b{i + 1}" for i in range(params.blocks)]
@@ -86,33 +87,17 @@ def checks(result: Result) -> list[Check]:
     queued = b.of("queued_blocks")
     at_resume = max((r["value_start"] for r in queued if wait["end"] <= r["start"] < resumed["end"]), default=0)
     rebuilt = max((r["value_start"] for r in queued if r["start"] >= resumed["end"]), default=0)
-    return [
-        Check(
-            "(a) The queued lead is spent, then every later block waits for its own submission",
-            bool(one_by_one),
-            f"the GPU waits for {', '.join(waited) or 'no block'}",
-        ),
-        Check(
-            "(a) The GPU idles a little before every block: by submission minus execution once the lead is spent",
-            len(idle) > 1 and all(abs(v - excess) < EPSILON for v in idle[1:]),
-            f"idle {', '.join(f'{v:.2f}' for v in idle) or 'never'}",
-        ),
-        Check(
-            "(b) Submission stops entirely while the CPU blocks",
-            wait["end"] > wait["start"] and not meanwhile,
-            f"{meanwhile} submissions in a wait of {wait['end'] - wait['start']:.2f}",
-        ),
-        Check(
-            "(b) The GPU finishes the queued work and sits idle until the host resumes",
-            b.total("idle") > EPSILON and ends_on_resume,
-            f"idle {b.total('idle'):.2f}",
-        ),
-        Check(
-            "(b) The host must then rebuild its lead",
-            at_resume == 0 and rebuilt >= 1,
-            f"queued blocks: {at_resume:.0f} when it resumes, then up to {rebuilt:.0f}",
-        ),
-    ]
+    yield Check("(a) The queued lead is spent, then every later block waits for its own submission", bool(one_by_one),
+                f"the GPU waits for {', '.join(waited) or 'no block'}")  # fmt: skip
+    yield Check("(a) The GPU idles a little before every block: by submission minus execution once the lead is spent",
+                len(idle) > 1 and all(abs(v - excess) < EPSILON for v in idle[1:]),
+                f"idle {', '.join(f'{v:.2f}' for v in idle) or 'never'}")  # fmt: skip
+    yield Check("(b) Submission stops entirely while the CPU blocks", wait["end"] > wait["start"] and not meanwhile,
+                f"{meanwhile} submissions in a wait of {wait['end'] - wait['start']:.2f}")  # fmt: skip
+    yield Check("(b) The GPU finishes the queued work and sits idle until the host resumes",
+                b.total("idle") > EPSILON and ends_on_resume, f"idle {b.total('idle'):.2f}")  # fmt: skip
+    yield Check("(b) The host must then rebuild its lead", at_resume == 0 and rebuilt >= 1,
+                f"queued blocks: {at_resume:.0f} when it resumes, then up to {rebuilt:.0f}")  # fmt: skip
 
 
 def interactive(params: Fig29Params) -> dict[str, Any]:

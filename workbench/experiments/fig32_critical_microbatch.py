@@ -237,7 +237,7 @@ def crossovers(result: Result) -> list[dict[str, Any]]:
     return out
 
 
-def _schematic_checks(result: Result) -> list[Check]:
+def _schematic_checks(result: Result) -> Iterator[Check]:
     from workbench.models.crossover import SUBMIT_EAGER, SUBMIT_REPLAY, schematic
 
     p = result.params
@@ -250,15 +250,13 @@ def _schematic_checks(result: Result) -> list[Check]:
     limits = ", ".join(f"{c.name} {c.limit:.1f}" for c in now)
     moved = [c.critical(submit) for c in faster]
     replay = [c.critical(replayed) for c in now]
-    return [
-        Check("a faster GPU needs a larger microbatch: H100, B200, B300 in this order",
-              critical[0] < critical[1] < critical[2], text),
-        Check(f"a {FASTER:g} times faster device moves every crossover right",
-              all(b > a for a, b in zip(critical, moved)), ", ".join(f"{x:.2f}" for x in moved)),
-        Check("cheaper submission (graph replay) moves every crossover left",
-              all(b < a for a, b in zip(critical, replay)), ", ".join(f"{x:.2f}" for x in replay)),
-        Check("more memory extends the range of microbatches", now[0].limit < now[1].limit < now[2].limit, limits),
-    ]  # fmt: skip
+    yield Check("a faster GPU needs a larger microbatch: H100, B200, B300 in this order",
+                critical[0] < critical[1] < critical[2], text)  # fmt: skip
+    yield Check(f"a {FASTER:g} times faster device moves every crossover right",
+                all(b > a for a, b in zip(critical, moved)), ", ".join(f"{x:.2f}" for x in moved))  # fmt: skip
+    yield Check("cheaper submission (graph replay) moves every crossover left",
+                all(b < a for a, b in zip(critical, replay)), ", ".join(f"{x:.2f}" for x in replay))  # fmt: skip
+    yield Check("more memory extends the range of microbatches", now[0].limit < now[1].limit < now[2].limit, limits)
 
 
 def draw(result: Result) -> go.Figure:

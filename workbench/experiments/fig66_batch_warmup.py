@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,14 +200,16 @@ def rates(table: pl.DataFrame) -> pl.DataFrame:
     return found.filter(pl.col("tokens_per_s").is_finite() & (pl.col("tokens_per_s") > 0))
 
 
-def checks(result: Result) -> list[Check]:
+def checks(result: Result) -> Iterator[Check]:
     """The stitching rule, the schedule as printed, and what the warmup buys at equal tokens."""
     tables, reports = stitched(result)
     main = tables["warmup"] if "warmup" in tables else next(iter(tables.values()))
-    return [*_stitching_checks(result, tables, reports), *_schedule_checks(result, main), *_loss_checks(tables)]
+    yield from _stitching_checks(result, tables, reports)
+    yield from _schedule_checks(result, main)
+    yield from _loss_checks(tables)
 
 
-def _stitching_checks(result: Result, tables: dict[str, pl.DataFrame], reports: dict[str, Any]) -> list[Check]:
+def _stitching_checks(result: Result, tables: dict[str, pl.DataFrame], reports: dict[str, Any]) -> Iterator[Check]:
     import polars as pl
 
     newest = result.table.filter(pl.col("segment") == pl.col("segment").max().over("schedule", "step"))
@@ -218,19 +221,11 @@ def _stitching_checks(result: Result, tables: dict[str, pl.DataFrame], reports: 
     gaps = [g for r in reports.values() for g in r.gaps]
     repeated = result.table.group_by("schedule", "step").agg(pl.col("ce"), pl.len()).filter(pl.col("len") > 1)
     spread = max((max(v) - min(v) for v in repeated["ce"].drop_nulls().to_list()), default=0.0)
-    return [
-        Check(
-            "at every overlapping step the newest segment's value is retained",
-            wrong == 0,
-            f"{segments} segments, {overlaps} overlapping steps, {wrong} others",
-        ),
-        Check("no step is missing", None if result.own else not gaps, f"{len(gaps)} gaps"),
-        Check(
-            "a repeated step repeats its loss",
-            None if result.own or not repeated.height else spread < 0.02,
-            f"largest difference over {repeated.height} steps: {spread:.2g}",
-        ),
-    ]
+    yield Check("at every overlapping step the newest segment's value is retained", wrong == 0,
+                f"{segments} segments, {overlaps} overlapping steps, {wrong} others")  # fmt: skip
+    yield Check("no step is missing", None if result.own else not gaps, f"{len(gaps)} gaps")
+    yield Check("a repeated step repeats its loss", None if result.own or not repeated.height else spread < 0.02,
+                f"largest difference over {repeated.height} steps: {spread:.2g}")  # fmt: skip
 
 
 def _schedule_checks(result: Result, table: pl.DataFrame) -> list[Check]:

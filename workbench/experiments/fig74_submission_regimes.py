@@ -209,30 +209,31 @@ def faster_check(result: Result, length: int) -> Check:
     )
 
 
-def _lockstep_checks(variant: str, blocks: list[dict[str, Any]], capture: list[dict[str, Any]]) -> list[Check]:
+def _lockstep_checks(variant: str, blocks: list[dict[str, Any]], capture: list[dict[str, Any]]) -> Iterator[Check]:
     routed = [b for b in blocks if b["block"] >= 1]
     # The first routed block is submitted while the previous backward runs; its wait is what brings the two together.
     following = [b["ahead"] for b in routed if b["block"] >= 2]
-    return [
-        Check(f"{variant}: one host wait in every routed block's forward", all(b["waits"] == 1 for b in routed),
-              f"{', '.join(str(int(b['waits'])) for b in routed)}; {capture[0]['wait_us'] / 1e3:.0f} ms waited"),
-        Check(f"{variant}: from the first wait on, the CPU is at most one block ahead", max(following) <= 1,
-              ", ".join(str(int(a)) for a in following)),
-    ]  # fmt: skip
+    yield Check(
+        f"{variant}: one host wait in every routed block's forward",
+        all(b["waits"] == 1 for b in routed),
+        f"{', '.join(str(int(b['waits'])) for b in routed)}; {capture[0]['wait_us'] / 1e3:.0f} ms waited",
+    )
+    yield Check(f"{variant}: from the first wait on, the CPU is at most one block ahead", max(following) <= 1,
+                ", ".join(str(int(a)) for a in following))  # fmt: skip
 
 
-def _ahead_checks(blocks: list[dict[str, Any]], capture: dict[str, Any]) -> list[Check]:
+def _ahead_checks(blocks: list[dict[str, Any]], capture: dict[str, Any]) -> Iterator[Check]:
     idle = capture["forward_idle_us"] / capture["forward_us"]
-    return [
-        Check("rowwise: no host wait in the whole microbatch", capture["waits"] == 0, f"{capture['waits']:.0f} waits"),
-        Check("rowwise: the CPU has submitted the whole forward while the GPU still executes earlier work",
-              capture["not_begun_at_submission"] == len(blocks),
-              f"{capture['not_begun_at_submission']:.0f} of {len(blocks)} blocks not begun; submitted after "
-              f"{capture['forward_submitted_us'] / 1e3:.0f} ms, the GPU begins at "
-              f"{blocks[0]['device_start_us'] / 1e3:.0f} ms"),
-        Check("rowwise: blocks run back to back", idle < BACK_TO_BACK,
-              f"{idle:.2%} of the forward idle, longest interval {capture['longest_idle_us']:.1f} us"),
-    ]  # fmt: skip
+    yield Check("rowwise: no host wait in the whole microbatch", capture["waits"] == 0, f"{capture['waits']:.0f} waits")
+    yield Check(
+        "rowwise: the CPU has submitted the whole forward while the GPU still executes earlier work",
+        capture["not_begun_at_submission"] == len(blocks),
+        f"{capture['not_begun_at_submission']:.0f} of {len(blocks)} blocks not begun; submitted after "
+        f"{capture['forward_submitted_us'] / 1e3:.0f} ms, the GPU begins at "
+        f"{blocks[0]['device_start_us'] / 1e3:.0f} ms",
+    )
+    yield Check("rowwise: blocks run back to back", idle < BACK_TO_BACK,
+                f"{idle:.2%} of the forward idle, longest interval {capture['longest_idle_us']:.1f} us")  # fmt: skip
 
 
 def what_if_check(result: Result, length: int) -> Check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -157,7 +158,7 @@ def _own(p: WorkloadRolesParams) -> list[dict[str, Any]]:
     return [{"quantity": quantity, "unit": unit, "value": float(value)} for quantity, unit, value in rows]
 
 
-def checks(result: Result) -> list[Check]:
+def checks(result: Result) -> Iterator[Check]:
     """Printed derived values to half a digit; exact inactive experts inside the printed gap; whole accumulation."""
     out = []
     for r in result.rows("derived"):
@@ -170,7 +171,8 @@ def checks(result: Result) -> list[Check]:
     steps = _own_value(result, "accumulation microbatches")
     whole = float(steps).is_integer() and steps >= 1
     claim = "own configuration: the global batch is a whole number of microbatches"
-    return [*out, Check(claim, whole or None, f"{steps:g}")]
+    yield from out
+    yield Check(claim, whole or None, f"{steps:g}")
 
 
 def _find(result: Result, table: str, workload: str, quantity: str) -> dict[str, Any]:

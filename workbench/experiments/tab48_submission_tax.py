@@ -220,11 +220,13 @@ def launch_costs(result: Result) -> list[dict[str, Any]]:
     ]
 
 
-def checks(result: Result) -> list[Check]:
+def checks(result: Result) -> Iterator[Check]:
     """The report's reading of Table 48 against this table."""
     if result.source == "report":
         cells = {(r["M"], r["input"], r["mode"]): r["speedup"] for r in result.table.to_dicts()}
-        return [_converges(cells, "the report's operation"), *_graph_above(cells, "the report's operation")]
+        yield _converges(cells, "the report's operation")
+        yield from _graph_above(cells, "the report's operation")
+        return
     rows = result.table.to_dicts()
     ours = {(r["M"], r["input"], r["mode"]): r["speedup"] for r in rows if r["variant"] == "ours"}
     many = {(r["M"], r["input"], r["mode"]): r["speedup"] for r in rows if r["variant"] == "multi_launch"}
@@ -237,7 +239,9 @@ def checks(result: Result) -> list[Check]:
         if behind
         else f"{len(cells)} cells, least lead {min((c['ours'] / c[REPORT] for c in cells), default=0):.2f}x",
     )
-    return [_converges(ours, "our operation"), *_graph_above(many, "the operation of several launches"), ahead]
+    yield _converges(ours, "our operation")
+    yield from _graph_above(many, "the operation of several launches")
+    yield ahead
 
 
 def _converges(cells: Mapping[tuple[int, str, str], float], whose: str) -> Check:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +96,7 @@ def measure(params: RouteExplorerParams, recorder: Any) -> None:
             recorder.row(name, **row)
 
 
-def checks(result: Result) -> list[Check]:
+def checks(result: Result) -> Iterator[Check]:
     """The invariants of the rule, and what capacity costs."""
     params = result.params
     cells, curve = result.rows("cell"), result.rows("curve")
@@ -109,22 +110,15 @@ def checks(result: Result) -> list[Check]:
         for c in (c for c in cells if c["destination"] == destination):
             ordered &= not (full and c["kept"])
             full |= c["kept"] < c["offered"]
-    return [
-        Check(
-            "no rank receives more rows than its capacity", max(received) <= capacity, f"{max(received)} of {capacity}"
-        ),
-        Check(
-            "kept and dropped routes add up to the offered ones",
-            offered == params.ranks * params.tokens * params.top_k,
-            f"{kept} kept, {offered - kept} dropped",
-        ),
-        Check(
-            "a larger capacity never drops more routes",
-            all(a >= b for a, b in itertools.pairwise(drops)),
-            f"{drops[0]:.1%} to {drops[-1]:.1%}",
-        ),
-        Check("after the first cell that drops, no later cell of that rank keeps a row", ordered, None),
-    ]
+    yield Check(
+        "no rank receives more rows than its capacity", max(received) <= capacity, f"{max(received)} of {capacity}"
+    )
+    yield Check("kept and dropped routes add up to the offered ones",
+                offered == params.ranks * params.tokens * params.top_k,
+                f"{kept} kept, {offered - kept} dropped")  # fmt: skip
+    yield Check("a larger capacity never drops more routes", all(a >= b for a, b in itertools.pairwise(drops)),
+                f"{drops[0]:.1%} to {drops[-1]:.1%}")  # fmt: skip
+    yield Check("after the first cell that drops, no later cell of that rank keeps a row", ordered, None)
 
 
 def draw(result: Result) -> go.Figure:

@@ -154,7 +154,7 @@ def _name(c: dict[str, Any]) -> str:
     return f"{c['layer']}, {c['passes']}" if c["passes"] else str(c["layer"])
 
 
-def _cheaper_checks(name: str, c: dict[str, Any], other: dict[str, Any], what: str) -> list[Check]:
+def _cheaper_checks(name: str, c: dict[str, Any], other: dict[str, Any], what: str) -> Iterator[Check]:
     """What another way of submitting does to submission time, and what that alone does to the crossover.
 
     A compiled layer also computes faster, which by itself moves the crossover right.
@@ -168,22 +168,19 @@ def _cheaper_checks(name: str, c: dict[str, Any], other: dict[str, Any], what: s
     after = crossing(c["tokens"][i], c["device"][i], other["submit"][j])
     means, cheaper, first = CHEAPER[other["mode"]], submit < 1, c["tokens"][i][0]
     known = "" if other["mode"] != "compiled" or cheaper else GUARDS
-    return [
-        Check(
-            f"{name}: {means} submits with less host time",
-            cheaper,
-            f"{submit:.2f} times eager's submission; device time {device:.2f} times; medians over sizes"
-            + _broken(other),
-            known,
-        ),
-        Check(
-            f"{name}: cheaper submission ({means}), device time as it was, moves the crossover left",
-            after < before if cheaper and before > first and min(after, before) <= c["tokens"][i][-1] else None,
-            f"{said(before, c)} to {said(after, other)} {what}"
-            + ("" if cheaper else "; it is not cheaper")
-            + f"; with its own device time {interval(other)}",
-        ),
-    ]
+    yield Check(
+        f"{name}: {means} submits with less host time",
+        cheaper,
+        f"{submit:.2f} times eager's submission; device time {device:.2f} times; medians over sizes" + _broken(other),
+        known,
+    )
+    yield Check(
+        f"{name}: cheaper submission ({means}), device time as it was, moves the crossover left",
+        after < before if cheaper and before > first and min(after, before) <= c["tokens"][i][-1] else None,
+        f"{said(before, c)} to {said(after, other)} {what}"
+        + ("" if cheaper else "; it is not cheaper")
+        + f"; with its own device time {interval(other)}",
+    )
 
 
 def _broken(c: dict[str, Any]) -> str:
