@@ -203,17 +203,9 @@ def launch_costs(result: Result) -> list[dict[str, Any]]:
     rows."""
     rows = [r for r in result.table.to_dicts() if r.get("launches") and r["mode"] == "eager"]
     keys = (
-        "M",
-        "input",
-        "variant",
-        "launches",
-        "submit_us_p50",
-        "back_to_back_us_p50",
-        "time_us_p50",
-        "rotating_us_p50",
-        "floor_us",
-        "error",
-    )
+        "M", "input", "variant", "launches", "submit_us_p50", "back_to_back_us_p50", "time_us_p50", "rotating_us_p50",
+        "floor_us", "error",
+    )  # fmt: skip
     return [
         {key: r.get(key) for key in keys} | {"submit_us_per_launch": round(r["submit_us_p50"] / r["launches"], 2)}
         for r in rows

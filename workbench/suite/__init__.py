@@ -6,13 +6,6 @@ from workbench.suite.process import OutputError, run_one
 from workbench.suite.runs import run_suite
 
 __all__ = [
-    "Notebook",
-    "NotebookError",
-    "OutputError",
-    "ParameterError",
-    "SelectionError",
-    "find_notebooks",
-    "run_one",
-    "run_suite",
-    "select",
-]
+    "Notebook", "NotebookError", "OutputError", "ParameterError", "SelectionError", "find_notebooks", "run_one",
+    "run_suite", "select",
+]  # fmt: skip

@@ -46,24 +46,11 @@ SLOW_POLL_CALLS = 3
 SYNCHRONOUS_SHARE, FEWEST_LAUNCHES = 0.5, 10
 # Reasons of `Trace.dropped` that leave a hole where a wait or an operation may have been.
 LOST = (
-    "damaged_events",
-    "damaged_bytes",
-    "truncated_file",
-    "dropped_records",
-    "unread_tables",
-    "unusable_time",
-    "missing_duration",
-    "negative_duration",
-    "out_of_range_ids",
-    "begin_end_events",
-    "unknown_category",
-    "calls_without_thread",
-    "host_page_faults",
-    "stray_items",
-    "second_document",
-    "zero_time_copies",
+    "damaged_events", "damaged_bytes", "truncated_file", "dropped_records", "unread_tables", "unusable_time",
+    "missing_duration", "negative_duration", "out_of_range_ids", "begin_end_events", "unknown_category",
+    "calls_without_thread", "host_page_faults", "stray_items", "second_document", "zero_time_copies",
     "zero_time_calls",
-)
+)  # fmt: skip
 _VENDOR = re.compile(r"^_{0,2}(cuda|cu|hip|roc|nvtx|nccl|rccl|cudnn|cublas)[A-Z]|^INVALID$")
 _MAY_WAIT = re.compile(r"(?<!Stream)Wait|Sync(?!hronizationPolicy)|Fence")
 _SCALAR = re.compile(r"^aten::(item|_local_scalar_dense)$")

@@ -30,15 +30,9 @@ from workbench.traces.trace import (
 
 BLOCKING_D2H, STREAM, EVENT, DEVICE, POLLING, BLOCKING_COPY, IMPLICIT, FINAL_SYNC = range(8)
 WAIT_KINDS = (
-    "blocking_d2h",
-    "stream_sync",
-    "event_sync",
-    "device_sync",
-    "polling",
-    "blocking_copy",
-    "implicit_sync",
+    "blocking_d2h", "stream_sync", "event_sync", "device_sync", "polling", "blocking_copy", "implicit_sync",
     "final_device_sync",
-)
+)  # fmt: skip
 NOT_COUNTED = "had nothing left to wait for, or are the final synchronise"
 POLL_CALLS, POLL_NS = 8, 20_000
 LONG_CALL_NS = 100_000

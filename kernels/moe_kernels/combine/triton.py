@@ -19,17 +19,9 @@ BACKWARD_STAGES = 3
 @prepared
 @triton.jit
 def _combine_kernel(
-    out_ptr,
-    rank_ptr,
-    row_ptr,
-    peer_ptr,
-    weight_ptr,
-    D: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
+    out_ptr, rank_ptr, row_ptr, peer_ptr, weight_ptr, D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr,
+    WEIGHTED: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     for start in tl.static_range(0, D, BLOCK_D):
         c = start + tl.arange(0, BLOCK_D)
@@ -48,20 +40,9 @@ def _combine_kernel(
 @prepared
 @triton.jit
 def _combine_backward_kernel(
-    grad_ptr,
-    d_weight_ptr,
-    rank_ptr,
-    row_ptr,
-    peer_ptr,
-    grad_peer_ptr,
-    weight_ptr,
-    D: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    grad_ptr, d_weight_ptr, rank_ptr, row_ptr, peer_ptr, grad_peer_ptr, weight_ptr, D: tl.constexpr, K: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, ALIGNED: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK_K)
     # Routes past K repeat the last one's addresses and touch nothing.
@@ -94,18 +75,10 @@ def combine(
         return
     with on_device(out):
         _combine_kernel[(tokens,)](
-            out,
-            dst_rank,
-            dst_row,
-            peers.ptrs,
-            weights if weights is not None else out,
-            D=width,
-            K=dst_row.shape[1],
-            BLOCK_D=min(BLOCK_D, next_power_of_two(width)),
-            WEIGHTED=weights is not None,
-            ALIGNED=width * out.element_size() % 16 == 0,
-            num_warps=4,
-        )
+            out, dst_rank, dst_row, peers.ptrs, weights if weights is not None else out, D=width, K=dst_row.shape[1],
+            BLOCK_D=min(BLOCK_D, next_power_of_two(width)), WEIGHTED=weights is not None,
+            ALIGNED=width * out.element_size() % 16 == 0, num_warps=4,
+        )  # fmt: skip
 
 
 @compile_boundary
@@ -126,18 +99,7 @@ def combine_backward(
     block_k = next_power_of_two(top_k)
     with on_device(grad):
         _combine_backward_kernel[(tokens,)](
-            grad,
-            d_weights,
-            dst_rank,
-            dst_row,
-            peers.ptrs,
-            grad_peers.ptrs,
-            weights,
-            D=width,
-            K=top_k,
-            BLOCK_K=block_k,
-            BLOCK_D=min(max(64, BACKWARD_TILE // block_k), next_power_of_two(width)),
-            ALIGNED=width * grad.element_size() % 16 == 0,
-            STAGES=BACKWARD_STAGES,
-            num_warps=4,
-        )
+            grad, d_weights, dst_rank, dst_row, peers.ptrs, grad_peers.ptrs, weights, D=width, K=top_k,
+            BLOCK_K=block_k, BLOCK_D=min(max(64, BACKWARD_TILE // block_k), next_power_of_two(width)),
+            ALIGNED=width * grad.element_size() % 16 == 0, STAGES=BACKWARD_STAGES, num_warps=4,
+        )  # fmt: skip

@@ -17,17 +17,9 @@ BLOCK_D = 2048
 @prepared
 @triton.jit
 def _dispatch_kernel(
-    x_ptr,
-    rank_ptr,
-    row_ptr,
-    peer_ptr,
-    weight_ptr,
-    D: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
+    x_ptr, rank_ptr, row_ptr, peer_ptr, weight_ptr, D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr,
+    WEIGHTED: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     for start in tl.static_range(0, D, BLOCK_D):
         c = start + tl.arange(0, BLOCK_D)
@@ -52,15 +44,7 @@ def dispatch(
         return
     with on_device(x):
         _dispatch_kernel[(tokens,)](
-            x,
-            dst_rank,
-            dst_row,
-            peers.ptrs,
-            weights if weights is not None else x,
-            D=width,
-            K=top_k,
-            BLOCK_D=min(BLOCK_D, next_power_of_two(width)),
-            WEIGHTED=weights is not None,
-            ALIGNED=width * x.element_size() % 16 == 0,
-            num_warps=4,
-        )
+            x, dst_rank, dst_row, peers.ptrs, weights if weights is not None else x, D=width, K=top_k,
+            BLOCK_D=min(BLOCK_D, next_power_of_two(width)), WEIGHTED=weights is not None,
+            ALIGNED=width * x.element_size() % 16 == 0, num_warps=4,
+        )  # fmt: skip

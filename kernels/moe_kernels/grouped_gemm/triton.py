@@ -48,25 +48,10 @@ def _group_bounds(offsets_ptr, rows, L: tl.constexpr, BLOCK_L: tl.constexpr):
 @prepared
 @triton.jit
 def _gemm_kernel(
-    a,
-    b,
-    out_ptr,
-    offsets_ptr,
-    rows,
-    N,
-    stride_bl,
-    stride_bk,
-    stride_bn,
-    K: tl.constexpr,
-    L: tl.constexpr,
-    BLOCK_L: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    TMA: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-    CAST: tl.constexpr,
-):
+    a, b, out_ptr, offsets_ptr, rows, N, stride_bl, stride_bk, stride_bn, K: tl.constexpr, L: tl.constexpr,
+    BLOCK_L: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TMA: tl.constexpr,
+    TRANSPOSED: tl.constexpr, CAST: tl.constexpr,
+):  # fmt: skip
     g = tl.arange(0, BLOCK_L)
     starts, ends = _group_bounds(offsets_ptr, rows, L, BLOCK_L)
     n_tiles = tl.cdiv(N, BLOCK_N)
@@ -109,21 +94,9 @@ def _gemm_kernel(
 @prepared
 @triton.jit
 def _wgrad_kernel(
-    a,
-    grad,
-    out,
-    offsets_ptr,
-    rows,
-    K,
-    N,
-    L: tl.constexpr,
-    BLOCK_L: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    TMA: tl.constexpr,
-    CAST: tl.constexpr,
-):
+    a, grad, out, offsets_ptr, rows, K, N, L: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, TMA: tl.constexpr, CAST: tl.constexpr,
+):  # fmt: skip
     g = tl.arange(0, BLOCK_L)
     starts, ends = _group_bounds(offsets_ptr, rows, L, BLOCK_L)
     m_tiles = tl.cdiv(K, BLOCK_M)
@@ -223,26 +196,10 @@ def grouped_gemm(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: t
     with on_device(a):
         _gemm_kernel[(grid_size(a.device),)](
             _descriptor(a, [bm, bk]) if tma else a,
-            _descriptor(stored, [1, bn, bk] if transposed else [1, bk, bn]) if tma else b,
-            out,
-            offsets,
-            rows,
-            N,
-            b.stride(0),
-            b.stride(1),
-            b.stride(2),
-            K=K,
-            L=groups,
-            BLOCK_L=next_power_of_two(groups),
-            BLOCK_M=bm,
-            BLOCK_N=bn,
-            BLOCK_K=bk,
-            TMA=tma,
-            TRANSPOSED=transposed,
-            CAST=cast,
-            num_warps=warps,
-            num_stages=stages,
-        )
+            _descriptor(stored, [1, bn, bk] if transposed else [1, bk, bn]) if tma else b, out, offsets, rows, N,
+            b.stride(0), b.stride(1), b.stride(2), K=K, L=groups, BLOCK_L=next_power_of_two(groups), BLOCK_M=bm,
+            BLOCK_N=bn, BLOCK_K=bk, TMA=tma, TRANSPOSED=transposed, CAST=cast, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
 
 
 @compile_safe("grouped_gemm_wgrad", mutates=("out",))
@@ -256,20 +213,8 @@ def grouped_gemm_wgrad(a: torch.Tensor, grad: torch.Tensor, offsets: torch.Tenso
     tma = _tma_ready(a, grad, out)
     with on_device(a):
         _wgrad_kernel[(grid_size(a.device, 2),)](
-            _descriptor(a, [br, bm]) if tma else a,
-            _descriptor(grad, [br, bn]) if tma else grad,
-            _descriptor(out, [1, bm, bn]) if tma else out,
-            offsets,
-            a.shape[0],
-            K,
-            N,
-            L=groups,
-            BLOCK_L=next_power_of_two(groups),
-            BLOCK_M=bm,
-            BLOCK_N=bn,
-            BLOCK_R=br,
-            TMA=tma,
-            CAST=cast,
-            num_warps=warps,
-            num_stages=stages,
-        )
+            _descriptor(a, [br, bm]) if tma else a, _descriptor(grad, [br, bn]) if tma else grad,
+            _descriptor(out, [1, bm, bn]) if tma else out, offsets, a.shape[0], K, N, L=groups,
+            BLOCK_L=next_power_of_two(groups), BLOCK_M=bm, BLOCK_N=bn, BLOCK_R=br, TMA=tma, CAST=cast,
+            num_warps=warps, num_stages=stages,
+        )  # fmt: skip

@@ -5,15 +5,6 @@ from moe_kernels.mxfp8.linear import GroupedLinear, QuantizedWeight, grouped_lin
 from moe_kernels.mxfp8.rows import MX, Folded, dequantize, fold, quantize, swiglu_quantize
 
 __all__ = [
-    "MX",
-    "Folded",
-    "GroupedLinear",
-    "QuantizedWeight",
-    "dequantize",
-    "fold",
-    "grouped_gemm",
-    "grouped_linear",
-    "prepare",
-    "quantize",
-    "swiglu_quantize",
-]
+    "MX", "Folded", "GroupedLinear", "QuantizedWeight", "dequantize", "fold", "grouped_gemm", "grouped_linear",
+    "prepare", "quantize", "swiglu_quantize",
+]  # fmt: skip

@@ -19,14 +19,9 @@ from moe_kernels._launch import on_device
 _HERE = Path(__file__).parent
 _SOURCES = ("cuda.cu", "launch.cuh", "ptx.cuh", "rows.cuh", "wgmma_e4m3.cuh")
 _FLAGS = (
-    "-gencode=arch=compute_90a,code=sm_90a",
-    "-shared",
-    "-Xcompiler",
-    "-fPIC",
-    "-O3",
-    "-std=c++17",
+    "-gencode=arch=compute_90a,code=sm_90a", "-shared", "-Xcompiler", "-fPIC", "-O3", "-std=c++17",
     "--split-compile=0",
-)
+)  # fmt: skip
 
 FROM_MX, FROM_BF16_FLOOR, FROM_BF16_RCEIL, FROM_FOLDED = 0, 1, 2, 3
 """What the rows are that a launch reads."""

@@ -106,20 +106,9 @@ def _blocks(x_ptr, s_ptr, r, k0, M, K, SRC: tl.constexpr, RCEIL: tl.constexpr, R
 
 @triton.jit
 def _rows_kernel(
-    x_ptr,
-    s_ptr,
-    out_ptr,
-    out_s_ptr,
-    wide_ptr,
-    M,
-    K,
-    SRC: tl.constexpr,
-    TGT: tl.constexpr,
-    RCEIL: tl.constexpr,
-    COUNT: tl.constexpr,
-    R: tl.constexpr,
-    S: tl.constexpr,
-):
+    x_ptr, s_ptr, out_ptr, out_s_ptr, wide_ptr, M, K, SRC: tl.constexpr, TGT: tl.constexpr, RCEIL: tl.constexpr,
+    COUNT: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
     r = tl.program_id(0) * R + tl.arange(0, R)
     top = tl.zeros((R,), tl.int32)
     low = tl.full((R,), 255, tl.int32)
@@ -171,41 +160,17 @@ def rows(x, scales, out, out_scales, wide, source: int, target: int, rceil: bool
     raw = x.view(INTEGERS.get(x.dtype, x.dtype))
     with on_device(out):
         _rows_kernel[(cdiv(M, ROWS),)](
-            raw,
-            raw if scales is None else scales,
-            out.view(torch.uint8),
-            out_scales,
-            out_scales if wide is None else wide,
-            M,
-            K,
-            SRC=source,
-            TGT=target,
-            RCEIL=rceil,
-            COUNT=wide is not None,
-            R=ROWS,
-            S=min(SPAN, max(32, next_power_of_two(K))),
-        )
+            raw, raw if scales is None else scales, out.view(torch.uint8), out_scales,
+            out_scales if wide is None else wide, M, K, SRC=source, TGT=target, RCEIL=rceil, COUNT=wide is not None,
+            R=ROWS, S=min(SPAN, max(32, next_power_of_two(K))),
+        )  # fmt: skip
 
 
 @triton.jit
 def _mxfp8_gemm_kernel(
-    a_ptr,
-    as_ptr,
-    w_ptr,
-    ws_ptr,
-    ends_ptr,
-    out_ptr,
-    M,
-    N,
-    K,
-    E,
-    FOLDED: tl.constexpr,
-    NATIVE: tl.constexpr,
-    WIDE: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-):
+    a_ptr, as_ptr, w_ptr, ws_ptr, ends_ptr, out_ptr, M, N, K, E, FOLDED: tl.constexpr, NATIVE: tl.constexpr,
+    WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
     n_tiles = tl.cdiv(N, BN)
     tile = tl.program_id(0) // n_tiles
     n = (tl.program_id(0) % n_tiles) * BN + tl.arange(0, BN)
@@ -260,22 +225,7 @@ def grouped_gemm(a, a_scales, w, w_scales, ends, out) -> None:
     bm, bn, bk = (16, 32, 64) if interpreted else (64, 128, 128) if folded else (64, 128, 64)
     with on_device(out):
         _mxfp8_gemm_kernel[((cdiv(M, bm) + E) * cdiv(N, bn),)](
-            a.view(torch.uint8),
-            a_scales,
-            w.view(torch.uint8),
-            w_scales,
-            ends,
-            out,
-            M,
-            N,
-            K,
-            E,
-            FOLDED=folded,
-            NATIVE=not interpreted,
-            WIDE=tl.float32 if interpreted else tl.bfloat16,
-            BM=bm,
-            BN=bn,
-            BK=bk,
-            num_warps=4,
+            a.view(torch.uint8), a_scales, w.view(torch.uint8), w_scales, ends, out, M, N, K, E, FOLDED=folded,
+            NATIVE=not interpreted, WIDE=tl.float32 if interpreted else tl.bfloat16, BM=bm, BN=bn, BK=bk, num_warps=4,
             num_stages=3 if folded else 2,
-        )
+        )  # fmt: skip

@@ -25,22 +25,9 @@ def _load_experts(expert_ptr, at, routes, E: tl.constexpr, invalid):
 @prepared
 @triton.jit
 def _count_kernel(
-    expert_ptr,
-    counts_ptr,
-    histogram_ptr,
-    base_ptr,
-    kept_ptr,
-    offsets_ptr,
-    routes,
-    blocks,
-    capacity,
-    RANK,
-    R: tl.constexpr,
-    L: tl.constexpr,
-    CELLS: tl.constexpr,
-    ROUTES: tl.constexpr,
-    EXPERTS: tl.constexpr,
-):
+    expert_ptr, counts_ptr, histogram_ptr, base_ptr, kept_ptr, offsets_ptr, routes, blocks, capacity, RANK,
+    R: tl.constexpr, L: tl.constexpr, CELLS: tl.constexpr, ROUTES: tl.constexpr, EXPERTS: tl.constexpr,
+):  # fmt: skip
     E: tl.constexpr = R * L
     pid = tl.program_id(0)
     if pid < blocks:
@@ -72,18 +59,9 @@ def _count_kernel(
 @prepared
 @triton.jit
 def _scan_kernel(
-    histogram_ptr,
-    counts_ptr,
-    kept_ptr,
-    offsets_ptr,
-    stats_ptr,
-    blocks,
-    RANK,
-    E: tl.constexpr,
-    L: tl.constexpr,
-    CELLS: tl.constexpr,
-    SCAN: tl.constexpr,
-):
+    histogram_ptr, counts_ptr, kept_ptr, offsets_ptr, stats_ptr, blocks, RANK, E: tl.constexpr, L: tl.constexpr,
+    CELLS: tl.constexpr, SCAN: tl.constexpr,
+):  # fmt: skip
     expert = tl.program_id(0)
     if expert < E:
         before = 0
@@ -106,20 +84,9 @@ def _scan_kernel(
 @prepared
 @triton.jit
 def _map_kernel(
-    expert_ptr,
-    prefix_ptr,
-    base_ptr,
-    kept_ptr,
-    rank_ptr,
-    row_ptr,
-    routes,
-    blocks,
-    RANK,
-    E: tl.constexpr,
-    L: tl.constexpr,
-    ROUTES: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    expert_ptr, prefix_ptr, base_ptr, kept_ptr, rank_ptr, row_ptr, routes, blocks, RANK, E: tl.constexpr,
+    L: tl.constexpr, ROUTES: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     pid = tl.program_id(0)
     i = tl.arange(0, ROUTES)
     at = pid * ROUTES + i
@@ -159,52 +126,16 @@ def route_map(
     cells = next_power_of_two(num_experts)
     with on_device(experts):
         _count_kernel[(blocks + ranks,)](
-            experts,
-            counts,
-            histogram,
-            base,
-            kept,
-            offsets,
-            routes,
-            blocks,
-            capacity,
-            rank,
-            R=ranks,
-            L=local,
-            CELLS=cells,
-            ROUTES=ROUTES,
-            EXPERTS=min(EXPERTS, cells),
-            num_warps=4,
-        )
+            experts, counts, histogram, base, kept, offsets, routes, blocks, capacity, rank, R=ranks, L=local,
+            CELLS=cells, ROUTES=ROUTES, EXPERTS=min(EXPERTS, cells), num_warps=4,
+        )  # fmt: skip
         _scan_kernel[(num_experts + 1,)](
-            histogram,
-            counts,
-            kept,
-            offsets,
-            stats,
-            blocks,
-            rank,
-            E=num_experts,
-            L=local,
-            CELLS=cells,
-            SCAN=min(SCAN, next_power_of_two(blocks)),
-            num_warps=4,
-        )
+            histogram, counts, kept, offsets, stats, blocks, rank, E=num_experts, L=local, CELLS=cells,
+            SCAN=min(SCAN, next_power_of_two(blocks)), num_warps=4,
+        )  # fmt: skip
         if routes:
             _map_kernel[(blocks,)](
-                experts,
-                histogram,
-                base,
-                kept,
-                dst_rank,
-                dst_row,
-                routes,
-                blocks,
-                rank,
-                E=num_experts,
-                L=local,
-                ROUTES=ROUTES,
-                CHUNK=min(CHUNK, ROUTES),
-                num_warps=4,
-            )
+                experts, histogram, base, kept, dst_rank, dst_row, routes, blocks, rank, E=num_experts, L=local,
+                ROUTES=ROUTES, CHUNK=min(CHUNK, ROUTES), num_warps=4,
+            )  # fmt: skip
     return dst_rank, dst_row, offsets, kept, stats

@@ -36,25 +36,10 @@ def _gate(logit, inside, SIGMOID: tl.constexpr):
 @prepared
 @triton.jit
 def _route_kernel(
-    logit_ptr,
-    noise_ptr,
-    weight_ptr,
-    index_ptr,
-    denominator_ptr,
-    count_ptr,
-    probability_ptr,
-    z_ptr,
-    per_group,
-    E: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    RANDOM: tl.constexpr,
-    UNIFORM: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    SCALE: tl.constexpr,
-):
+    logit_ptr, noise_ptr, weight_ptr, index_ptr, denominator_ptr, count_ptr, probability_ptr, z_ptr, per_group,
+    E: tl.constexpr, K: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, SIGMOID: tl.constexpr,
+    RANDOM: tl.constexpr, UNIFORM: tl.constexpr, NORMALIZE: tl.constexpr, SCALE: tl.constexpr,
+):  # fmt: skip
     group = tl.program_id(1)
     e = tl.arange(0, BLOCK_E)
     # Sums stay two-dimensional until the end: one exchange between warps a program, not one a step.
@@ -103,21 +88,9 @@ def _route_kernel(
 @prepared
 @triton.jit
 def _reduce_kernel(
-    count_ptr,
-    probability_ptr,
-    z_ptr,
-    counts_ptr,
-    share_ptr,
-    lbl_ptr,
-    z_loss_ptr,
-    groups,
-    parts,
-    per_group,
-    E: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    count_ptr, probability_ptr, z_ptr, counts_ptr, share_ptr, lbl_ptr, z_loss_ptr, groups, parts, per_group,
+    E: tl.constexpr, K: tl.constexpr, BLOCK_E: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     e = tl.arange(0, BLOCK_E)
     r = tl.arange(0, ROWS)
     counts = tl.zeros([BLOCK_E], dtype=tl.int64)
@@ -146,26 +119,10 @@ def _reduce_kernel(
 @prepared
 @triton.jit
 def _router_backward_kernel(
-    logit_ptr,
-    weight_ptr,
-    index_ptr,
-    denominator_ptr,
-    share_ptr,
-    d_weight_ptr,
-    d_lbl_ptr,
-    d_z_ptr,
-    d_logit_ptr,
-    tokens,
-    per_group,
-    E: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    SCALE: tl.constexpr,
-):
+    logit_ptr, weight_ptr, index_ptr, denominator_ptr, share_ptr, d_weight_ptr, d_lbl_ptr, d_z_ptr, d_logit_ptr,
+    tokens, per_group, E: tl.constexpr, K: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_K: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr, SCALE: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     live = token < tokens
     e = tl.arange(0, BLOCK_E)
@@ -248,43 +205,14 @@ def _forward(
     count = count.view(torch.int32)
     with on_device(logits):
         _route_kernel[(parts, groups)](
-            logits,
-            noise if noise is not None else logits,
-            weights,
-            index,
-            denominator,
-            count,
-            probability,
-            z,
-            per_group,
-            E=experts,
-            K=top_k,
-            BLOCK_T=block_t,
-            BLOCK_E=block_e,
-            SIGMOID=sigmoid,
-            RANDOM=noise is not None,
-            UNIFORM=uniform,
-            NORMALIZE=normalize,
-            SCALE=scale,
-            num_warps=4,
-        )
+            logits, noise if noise is not None else logits, weights, index, denominator, count, probability, z,
+            per_group, E=experts, K=top_k, BLOCK_T=block_t, BLOCK_E=block_e, SIGMOID=sigmoid,
+            RANDOM=noise is not None, UNIFORM=uniform, NORMALIZE=normalize, SCALE=scale, num_warps=4,
+        )  # fmt: skip
         _reduce_kernel[(1,)](
-            count,
-            probability,
-            z,
-            counts,
-            share,
-            lbl,
-            z_loss,
-            groups,
-            parts,
-            per_group,
-            E=experts,
-            K=top_k,
-            BLOCK_E=block_e,
-            ROWS=max(1, min(256, 16384 // block_e)),
-            num_warps=16,
-        )
+            count, probability, z, counts, share, lbl, z_loss, groups, parts, per_group, E=experts, K=top_k,
+            BLOCK_E=block_e, ROWS=max(1, min(256, 16384 // block_e)), num_warps=16,
+        )  # fmt: skip
     return outputs
 
 
@@ -300,21 +228,9 @@ def _backward(
     block_t, block_e, block_k = _shape(experts, top_k, BACKWARD_TILE)
     with on_device(logits):
         _router_backward_kernel[(cdiv(tokens, block_t),)](
-            *saved,
-            *grads,
-            d_logits,
-            tokens,
-            tokens // share.shape[0],
-            E=experts,
-            K=top_k,
-            BLOCK_T=block_t,
-            BLOCK_E=block_e,
-            BLOCK_K=block_k,
-            SIGMOID=sigmoid,
-            NORMALIZE=normalize,
-            SCALE=scale,
-            num_warps=4,
-        )
+            *saved, *grads, d_logits, tokens, tokens // share.shape[0], E=experts, K=top_k, BLOCK_T=block_t,
+            BLOCK_E=block_e, BLOCK_K=block_k, SIGMOID=sigmoid, NORMALIZE=normalize, SCALE=scale, num_warps=4,
+        )  # fmt: skip
     return d_logits
 
 
