@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import shutil
@@ -13,6 +14,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PLUGIN = "workbench.pytest_plugin"
 _installed = any(e.value == PLUGIN for e in importlib.metadata.entry_points(group="pytest11"))
 # Where the project only lies on the path, nothing has loaded its plugin; pytest refuses the same module twice.
+# No test depends on the clock, or on what an earlier run found.
+with contextlib.suppress(ImportError):
+    from hypothesis import HealthCheck, settings
+
+    calm = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("calm", **calm)
+    settings.load_profile("calm")
 pytest_plugins = [] if _installed and not os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD") else [PLUGIN]
 
 

@@ -126,7 +126,7 @@ CELLS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.dictionaries(st.text(min_size=1, max_size=70), CELLS, max_size=9),
     st.sampled_from([None, ("a", "a", "b", "b"), ("a", "b", "a", "a")]),

@@ -48,7 +48,7 @@ def of_triton(arg):
     return native_specialize_impl(CUDABackend, arg, False, True, True)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(arguments(), arguments())
 def test_arguments_of_one_kind_are_of_one_kind_to_triton(a, b):
     if kind_of(a) is not None and kind_of(a) == kind_of(b):

@@ -66,7 +66,7 @@ def route_by_loop(experts: np.ndarray, num_experts: int, capacity: int) -> routi
     return routing.Routing(dst_rank, dst_row, offered, kept, offsets, capacity)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases())
 def test_reference_and_vectorised_model_equal_the_plain_loop(case):
     experts, num_experts, capacity = case
@@ -83,7 +83,7 @@ def test_reference_and_vectorised_model_equal_the_plain_loop(case):
         assert got.stats.tolist() == [offered, kept, offered - kept, want.offsets[rank, -1]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases())
 def test_invariants_kept_rows_are_dense_unique_and_conserved(case):
     experts, num_experts, capacity = case

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from workbench.models import routing
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 40), st.integers(1, 3), st.floats(0, 2), st.integers(0, 99))
 def test_draws_are_distinct_valid_experts(ranks, local, tokens, top_k, skew, seed):
     experts = ranks * local
@@ -29,7 +29,7 @@ def test_skew_concentrates_the_load():
     assert loads[0] < 0.08 < loads[1] < loads[2]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 99), st.floats(0, 2))
 def test_drop_curve_equals_routing_at_each_factor(seed, skew):
     drawn = routing.skewed_experts(4, 30, 2, 8, skew, np.random.default_rng(seed))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_properties import PROPERTIES, simulated
 
@@ -55,7 +55,7 @@ def programs(draw: st.DrawFn) -> dict[str, Any]:
 
 @pytest.mark.parametrize("prop", PROPERTIES, ids=lambda p: p.__name__)
 def test_property(prop: Any) -> None:
-    @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+    @settings(max_examples=120)
     @given(programs())
     def run(data: dict[str, Any]) -> None:
         prop(data)
@@ -66,7 +66,7 @@ def test_property(prop: Any) -> None:
 FLOAT = st.floats(0.001, 1e3)
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(FLOAT, FLOAT), min_size=1, max_size=30))
 def test_idle_exactly_at_zero_headroom_survives_rounding(costs: list[tuple[float, float]]) -> None:
     steps = tuple(Submit(f"k{i}", cost, (Op(f"k{i}", time),)) for i, (cost, time) in enumerate(costs))
@@ -77,7 +77,7 @@ def test_idle_exactly_at_zero_headroom_survives_rounding(costs: list[tuple[float
     assert spans.tolist() == idle_intervals(timeline).tolist()
 
 
-@settings(max_examples=80, deadline=None, database=None)
+@settings(max_examples=80)
 @given(programs(), programs(), st.randoms())
 def test_threads_without_shared_streams_do_not_disturb_each_other(first: dict, second: dict, rng: Any) -> None:
     """Two programs on threads of their own, steps interleaved at random, run as each does alone."""

@@ -554,7 +554,7 @@ def test_epoch_times_keep_their_last_nanosecond(tmp_path):
     assert look(tmp_path, events).idle(device(look(tmp_path, events))).total_ns() == 165
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

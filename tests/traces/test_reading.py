@@ -294,7 +294,7 @@ CALLS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 2), st.integers(-1
 OPS = st.lists(st.tuples(st.integers(0, 60), st.integers(-1, 2), st.integers(0, 1), st.integers(-1, 6)), max_size=10)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(CALLS, OPS)
 @example([(0, 0, 1), (0, 0, 1), (0, 0, 2)], [(0, 2, 0, 1)])  # of a process that made no call
 def test_links_agree_with_a_slow_search(call_rows, op_rows):
@@ -512,7 +512,7 @@ def test_python_frames_of_millions_of_names_are_interned(tmp_path):
     assert (trace.spans.kind == PYTHON).sum() == 299 and len(trace.names) < 10
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_flipped_bytes_never_hang_or_crash(tmp_path_factory, data):
     body = bytearray(_FUZZ)

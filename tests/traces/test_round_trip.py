@@ -108,7 +108,7 @@ def expected_causes(timeline, program, device: int) -> list[tuple[int, int, str,
     return rows
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(programs())
 def test_idle_causes_waits_and_headroom_come_back_exactly(tmp_path_factory, program):
     timeline = simulate(program)
@@ -138,7 +138,7 @@ def test_idle_causes_waits_and_headroom_come_back_exactly(tmp_path_factory, prog
     assert len(WAIT_KINDS) == FINAL_SYNC + 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(programs(threads=1))
 def test_one_host_thread_replays_to_the_measured_span(tmp_path_factory, program):
     timeline = simulate(program)
@@ -148,7 +148,7 @@ def test_one_host_thread_replays_to_the_measured_span(tmp_path_factory, program)
     assert answer["replayed_idle_us"] == answer["measured_idle_us"]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(programs(threads=1))
 def test_removing_waits_and_scaling_never_lengthen_where_nothing_depends_on_latency(tmp_path_factory, program):
     timeline = simulate(program)
