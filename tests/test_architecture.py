@@ -304,6 +304,14 @@ def test_a_measurement_names_the_tests_that_guard_it(slug: str) -> None:
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda n: n.slug)
+def test_nothing_is_left_to_fill_in(notebook: Notebook) -> None:
+    """What `workbench new` writes says TODO where only its author knows."""
+    files = [notebook.path, ROOT / "workbench" / "experiments" / f"{notebook.slug}.py",
+             ROOT / "tests" / "experiments" / f"test_{notebook.slug}.py"]  # fmt: skip
+    assert [f.name for f in files if f.is_file() and "TODO" in f.read_text(encoding="utf-8")] == []
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda n: n.slug)
 class TestNotebookRules:
     """Thin, stripped, in its group, honest about its limits."""
 

@@ -30,7 +30,7 @@ def new_command(
     names = [str(p.relative_to(root)) for p in paths]
     print("\n".join(f"wrote {name}" for name in [*names, "README.md (the index)"]))
     print(
-        f"next:\n  workbench show {slug}   its table and claims, while you fill in what says TODO\n"
-        f"  workbench sync   after each change of its parameters, title or claim\n"
+        f"next:\n  workbench show {slug}   its table and claims, while you fill in what says TODO, in all three files\n"
+        f"  workbench sync   after each change: the index and the parameters cell follow\n"
         f"  python -m pytest {names[-1]} tests/test_architecture.py\n  workbench run {slug}"
     )

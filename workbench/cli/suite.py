@@ -211,14 +211,17 @@ def sync_command(
     check: Annotated[
         bool, typer.Option("--check", help="Change nothing; exit status 1 where a file is stale.")
     ] = False,
-    readme: Annotated[Path, typer.Option(help="The file between whose markers the index goes.")] = Path("README.md"),
+    readme: Annotated[
+        Path | None, typer.Option(help="The file between whose markers the index goes; default: the checkout's.")
+    ] = None,
 ) -> None:
     """Write what is generated from the experiments: the README's index and the notebooks' parameters cells."""
     from workbench.core.files import replace_file
+    from workbench.suite.catalog import notebooks_root
     from workbench.suite.generated import stale
 
     with refusing(OSError, ValueError):
-        texts = stale(readme)
+        texts = stale(readme or notebooks_root().parent / "README.md")
     for path, text in texts.items():
         if not check:
             replace_file(path, text)
