@@ -13,7 +13,7 @@ import pytest
 import torch
 from budgets import poison_allocator
 from moe_kernels import _compat, mxfp8
-from moe_kernels.mxfp8 import api, cuda, linear, reference
+from moe_kernels.mxfp8 import api, blackwell, cuda, linear, reference
 from moe_kernels.mxfp8 import rows as row_ops
 from moe_kernels.swiglu import swiglu
 
@@ -526,6 +526,21 @@ def test_a_given_out_does_not_break_a_compiled_graph():
         lambda a: mxfp8.grouped_gemm(a, fw, ends, out=out, impl="reference") * 2, fullgraph=True, backend="eager"
     )
     assert torch.equal(compiled(x), 2 * mxfp8.grouped_gemm(x, fw, ends, out=torch.zeros(8, 32), impl="reference"))
+
+
+def test_block_scaled_layout_is_a_permutation_with_known_places():
+    scales = torch.arange(200 * 6, dtype=torch.int32).view(200, 6)
+    flat = blackwell.swizzle_scales(scales)
+    assert flat.numel() == 256 * 8
+    for r, c in ((0, 0), (31, 3), (32, 1), (127, 3), (128, 0), (199, 5)):
+        tile = (r // 128) * 2 + c // 4
+        assert flat[tile * 512 + (r % 32) * 16 + (r % 128) // 32 * 4 + c % 4] == scales[r, c]
+    with pytest.raises(RuntimeError, match="compute capability 10"):
+        blackwell.grouped_gemm(
+            mxfp8.quantize(torch.zeros(2, 32)),
+            linear.exact_operand(torch.zeros(1, 2, 32)),
+            torch.tensor([2], dtype=torch.int32),
+        )
 
 
 @pytest.mark.gpu
