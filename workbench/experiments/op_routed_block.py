@@ -269,5 +269,5 @@ EXPERIMENT = Experiment(
         "tests/kernels/test_block.py",
         "tests/kernels/test_block_gpu.py",
     ),
-    recording="2026-11-29_h200_1a32063",
+    recording="2026-12-01_h200_b406a39",
 )
