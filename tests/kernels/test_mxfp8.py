@@ -302,6 +302,7 @@ def test_bad_arguments_are_named(device):
         ({"impl": ["cuda"]}, r"impl must be one of cuda, triton, reference; got \['cuda'\]"),
         ({"overlap": [True]}, r"overlap must be True, False or None; got \[True\]"),
         ({"variant": [0]}, r"variant must be an int or None; got \[0\]"),
+        ({"variant": 0, "impl": "reference"}, "expected impl=None or 'cuda' beside it, got 'reference'"),
     ],
 )
 def test_options_that_cannot_be_hashed_are_named(device, options, error):
@@ -526,6 +527,14 @@ def test_a_given_out_does_not_break_a_compiled_graph():
         lambda a: mxfp8.grouped_gemm(a, fw, ends, out=out, impl="reference") * 2, fullgraph=True, backend="eager"
     )
     assert torch.equal(compiled(x), 2 * mxfp8.grouped_gemm(x, fw, ends, out=torch.zeros(8, 32), impl="reference"))
+
+
+@pytest.mark.parametrize(("impl", "asked"), [("reference", "reference"), ("triton", "triton"), (None, None)])
+def test_a_named_implementation_is_that_of_the_weight_gradient_too(impl, asked, monkeypatch):
+    seen = []
+    monkeypatch.setattr(linear, "grouped_gemm_wgrad", lambda grad, x, ends, impl: seen.append(impl) or grad)
+    linear.weight_gradient(torch.zeros(4, 32), torch.zeros(4, 32), torch.tensor([4], dtype=torch.int32), impl)
+    assert seen == [asked]
 
 
 def test_block_scaled_layout_is_a_permutation_with_known_places():

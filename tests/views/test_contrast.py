@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from workbench.core import colours
@@ -51,16 +49,3 @@ def test_a_figure_on_a_dark_page_has_the_words_of_one():
         assert layout["annotations"][0]["font"]["color"] == twins.get(colours.INK, colours.INK)
         assert shown["data"][0]["marker"]["color"] == colours.SERIES[0]
         assert layout["annotations"][0]["bgcolor"] == "#123456"
-
-
-def test_the_colour_of_a_host_wait_is_drawn_by_its_kind_alone():
-    """Boxes take it through their kind; a line or bar that names it would show something else as a wait."""
-    root = Path(colours.__file__).parents[1]
-    named = [
-        f"{path.name}:{number}"
-        for room in ("experiments", "views")
-        for path in sorted((root / room).glob("*.py"))
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
-        if 'COLOURS["sync_wait"]' in line or colours.COLOURS["sync_wait"] in line
-    ]
-    assert named == []

@@ -162,11 +162,12 @@ def _measure_compiled(params: Any, layer: str, per_us: float) -> tuple[str, Any]
     A refusal is a result and no failure.
     """
     import torch
-    from torch._dynamo.utils import counters
 
     from workbench.measure.blocks import PASSES, Layers
     from workbench.measure.critical import Key, SizeSweep
+    from workbench.measure.unstable import compile_counters
 
+    counters = compile_counters()
     sweep, layers = SizeSweep(per_us), Layers(params.experts, None, router_mode="learned")
     counters.clear()
     module = torch.compile(layers.layers[layer], dynamic=True)

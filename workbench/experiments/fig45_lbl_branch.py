@@ -20,12 +20,9 @@ REPORT_WINDOWS = ((17_001, 17_999), (24_000, 25_669))
 """Early and late windows of the archived histories."""
 METRICS = ("ce", "lbl", "load_max_over_mean", "confidence", "grad_norm", "load_entropy", "dead_experts")
 LABELS = {
-    "ce": "cross-entropy",
-    "lbl": "LBL (1 is balance)",
-    "load_max_over_mean": "load, max / mean",
-    "confidence": "router confidence",
-    "grad_norm": "gradient norm",
-}
+    "ce": "cross-entropy", "lbl": "LBL (1 is balance)", "load_max_over_mean": "load, max / mean",
+    "confidence": "router confidence", "grad_norm": "gradient norm",
+}  # fmt: skip
 ENOUGH_SEEDS = 3
 FLOOR_NOISE = 0.01
 """Largest difference of the LBL that its lying at the floor near 1 explains; the recorded ones are below 0.004."""

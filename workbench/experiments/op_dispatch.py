@@ -50,7 +50,7 @@ EXPERIMENT = op_sheet(
     "op_dispatch",
     cases,
     "Rowwise dispatch: share of the copy bandwidth",
-    target_percent=85,
+    claimed_percent=85,
     title="Rowwise dispatch: speed sheet",
     claim="One launch moves each kept row straight to its owner at 85 % of the copy bandwidth or more.",
     anchor="Section 8.5, Table 14",

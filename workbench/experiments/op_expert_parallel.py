@@ -73,7 +73,7 @@ def keep(params: ExpertParallelParams, recorder: Any, found: Sequence[dict[str, 
         recorder.row(row.pop("section"), **row)
 
 
-def ranks_of(result: Result) -> int:
+def ranks_measured(result: Result) -> int:
     """Return how many ranks were measured."""
     return max(r["ranks"] for r in result.table.to_dicts())
 
@@ -95,7 +95,7 @@ def checks(result: Result) -> Iterator[Check]:
     """Parity, waits on every rank, row movement against a peer copy, block times."""
     import polars as pl
 
-    ranks = ranks_of(result)
+    ranks = ranks_measured(result)
     parity = result.tables["parity"]
     yield Check(
             f"both paths on {ranks} ranks equal one rank within the budgets",
@@ -151,7 +151,7 @@ def draw(result: Result) -> go.Figure:
     from workbench.core.colours import INK, SERIES
     from workbench.views.plotting import figure, spread
 
-    ranks = ranks_of(result)
+    ranks = ranks_measured(result)
     fig = figure(
         f"Expert parallelism on {ranks} GPU{'s' if ranks > 1 else ''}", height=430, cols=2, shared_xaxes=False,
         column_widths=[0.52, 0.48], horizontal_spacing=0.22,

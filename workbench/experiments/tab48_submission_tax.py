@@ -135,29 +135,17 @@ def gather(processes: Sequence[Mapping[str, Any]], params: Any, ceilings: Mappin
             if len(spread[M, source, variant, mode]) > 1
             else [time_us] * 4
         )
-        rows.append(
-            {
-                "M": M,
-                "input": source,
-                "variant": variant,
-                "mode": mode,
-                "speedup": round(statistics.median(ratios), 4),
-                "time_us_p50": round(time_us, 3),
-                "bf16_time_us_p50": round(statistics.median(base.values()), 3),
-                "floor_share": round(floor_us / time_us, 4),
-                "speedup_min": round(min(ratios), 4),
-                "speedup_max": round(max(ratios), 4),
-                "restarts": len(ratios),
-                "time_us_p20": round(cuts[0], 3),
-                "time_us_p80": round(cuts[3], 3),
-                "floor_us": round(floor_us, 3),
-                "submit_us_p50": _median(extra.get("submit_us")),
-                "back_to_back_us_p50": _median(extra.get("back_to_back_us")),
-                "rotating_us_p50": _median(extra.get("rotating_us")),
-                "launches": extra.get("launches"),
-                "error": max(errors.get((M, source, variant), ()), default=None),
-            }
-        )
+        rows.append({
+            "M": M, "input": source, "variant": variant, "mode": mode, "speedup": round(statistics.median(ratios), 4),
+            "time_us_p50": round(time_us, 3), "bf16_time_us_p50": round(statistics.median(base.values()), 3),
+            "floor_share": round(floor_us / time_us, 4), "speedup_min": round(min(ratios), 4),
+            "speedup_max": round(max(ratios), 4), "restarts": len(ratios), "time_us_p20": round(cuts[0], 3),
+            "time_us_p80": round(cuts[3], 3), "floor_us": round(floor_us, 3),
+            "submit_us_p50": _median(extra.get("submit_us")),
+            "back_to_back_us_p50": _median(extra.get("back_to_back_us")),
+            "rotating_us_p50": _median(extra.get("rotating_us")), "launches": extra.get("launches"),
+            "error": max(errors.get((M, source, variant), ()), default=None),
+        })  # fmt: skip
     return sorted(rows, key=lambda r: (r["M"], INPUTS.index(r["input"]), r["variant"], r["mode"]))
 
 

@@ -134,14 +134,10 @@ def draw(result: Result) -> go.Figure:
     # An empty trace carries the second axis; its ticks stand where the first axis has that share of the peak.
     fig.add_scatter(x=[low], y=[rows[0]["configuration"]], xaxis="x2", showlegend=False, hoverinfo="skip", opacity=0)
     axis2 = {
-        "overlaying": "x",
-        "side": "top",
-        "range": [low, high],
-        "tickvals": [m / 100 * p.peak_TFLOPs for m in ticks],
-        "ticktext": [f"{m} %" for m in ticks],
-        "title": f"MFU (model), of {p.peak_TFLOPs:g} TFLOP/s, Equation 95",
+        "overlaying": "x", "side": "top", "range": [low, high], "tickvals": [m / 100 * p.peak_TFLOPs for m in ticks],
+        "ticktext": [f"{m} %" for m in ticks], "title": f"MFU (model), of {p.peak_TFLOPs:g} TFLOP/s, Equation 95",
         "showgrid": False,
-    }
+    }  # fmt: skip
     fig.update_layout(xaxis={"range": [low, high], "title": "useful TFLOP/s per GPU"}, xaxis2=axis2)
     order = list(dict.fromkeys(r["configuration"] for r in rows))
     fig.update_yaxes(categoryorder="array", categoryarray=order[::-1])

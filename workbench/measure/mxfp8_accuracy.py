@@ -48,16 +48,20 @@ def modes(x: Any, w: Any, ends: Any) -> dict[str, Callable[[], Any]]:
     """Return, by name, each way to multiply rows [M, K] and weights [E, N, K] on their device: kernels on a GPU,
     the reference on the CPU."""
     import torch
-    from moe_kernels import _compat, mxfp8
+    from moe_kernels import mxfp8
     from moe_kernels.mxfp8 import linear, reference
+
+    from workbench.measure import unstable
 
     mx, mw = mxfp8.quantize(x), linear.exact_operand(w)
     fw = linear.QuantizedWeight(w).forward
     fx, row = mxfp8.fold(mx), mxfp8.quantize(x, target="row")
     sa, sw = reference.scale_value(fx.row_scale).float(), reference.scale_value(fw.row_scale).float()
 
+    scaled_grouped_mm = unstable.scaled_grouped_mm()
+
     def torch_fp8(fast: bool) -> Any:
-        return torch._scaled_grouped_mm(
+        return scaled_grouped_mm(
             fx.payload, fw.payload.transpose(1, 2), sa, sw, offs=ends, out_dtype=torch.bfloat16, use_fast_accum=fast
         )
 
@@ -71,7 +75,7 @@ def modes(x: Any, w: Any, ends: Any) -> dict[str, Callable[[], Any]]:
         PROMOTED: lambda: mxfp8.grouped_gemm(fx, fw, ends),
         EXACT: lambda: mxfp8.grouped_gemm(mx, mw, ends),
         "exact, FP32 output": lambda: mxfp8.grouped_gemm(mx, mw, ends, out_dtype=torch.float32),
-        "BF16 operands, torch": lambda: _compat.torch_grouped_mm(x, w.transpose(1, 2), ends),
+        "BF16 operands, torch": lambda: torch.nn.functional.grouped_mm(x, w.transpose(1, 2), offs=ends),
     }
     if x.device.type == "cuda":
         found |= {
@@ -101,14 +105,10 @@ def errors(M: int, N: int, K: int, E: int, seed: int) -> Iterator[dict[str, Any]
         for mode, call in modes(x, w, ends).items():
             out = call().double()
             yield {
-                "kind": "error",
-                "distribution": name,
-                "mode": mode,
-                "wide_rows": int(wide),
-                "rows": M,
+                "kind": "error", "distribution": name, "mode": mode, "wide_rows": int(wide), "rows": M,
                 "error_vs_mx": float((out - exact).norm() / exact.norm()),
                 "error_vs_values": float((out - values).norm() / values.norm()),
-            }
+            }  # fmt: skip
 
 
 def _device() -> str:
@@ -145,7 +145,7 @@ def train(
     """Train a small routed byte-level model and return the loss of every step; `precision` is "bf16" or "mxfp8"
     (expert products only)."""
     import torch
-    from moe_kernels import _compat, mxfp8
+    from moe_kernels import mxfp8
     from torch import nn
     from torch.nn import functional as F
 
@@ -161,7 +161,7 @@ def train(
             nn.init.normal_(self.weight, std=inner**-0.5)
 
         def forward(self, x: Any, ends: Any) -> Any:
-            return _compat.torch_grouped_mm(x, self.weight.transpose(1, 2), ends)
+            return F.grouped_mm(x, self.weight.transpose(1, 2), offs=ends)
 
     def grouped(inner: int, outer: int) -> Any:
         return (

@@ -58,8 +58,7 @@ def operations() -> list[Operation]:
     scalar = rand(1).float()
 
     quiet = torch.no_grad()
-    grouped = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
-    products = quiet(lambda: a @ b), quiet(lambda: grouped(rows, weights, offs=ends))
+    products = quiet(lambda: a @ b), quiet(lambda: F.grouped_mm(rows, weights, offs=ends))
     attention = quiet(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
     table: dict[tuple[str, str], dict[str, Call]] = {
         ("Large dense and grouped GEMMs", "builds"): {

@@ -45,16 +45,19 @@ class Region:
 
 
 def spin_cycles_per_us() -> float:
-    """Return how many `torch.cuda._sleep` cycles last one microsecond on this device, measured."""
+    """Return how many cycles of the spin kernel last one microsecond on this device, measured."""
     import torch
 
+    from workbench.measure import unstable
+
+    spin = unstable.spin()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(1_000_000)
+    spin(1_000_000)
     torch.cuda.synchronize()
     rates = []
     for _ in range(5):
         start.record()
-        torch.cuda._sleep(4_000_000)
+        spin(4_000_000)
         end.record()
         end.synchronize()
         rates.append(4_000_000 / (start.elapsed_time(end) * 1e3))
@@ -85,6 +88,9 @@ def measure_region(
     """
     import torch
 
+    from workbench.measure import unstable
+
+    spin = unstable.spin()
     per_us = per_us or spin_cycles_per_us()
     for _ in range(warmup):
         fn()
@@ -99,7 +105,7 @@ def measure_region(
     for _ in range(repeats):
         spun, start, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
         torch.cuda.synchronize()
-        torch.cuda._sleep(int(spin_us * per_us))
+        spin(int(spin_us * per_us))
         spun.record()
         if align is not None:
             align()

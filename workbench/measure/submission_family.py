@@ -39,6 +39,9 @@ def family(counts: tuple[int, ...]) -> list[FamilyMember]:
     """
     import torch
 
+    from workbench.measure import unstable
+
+    spin = unstable.spin()
     x = torch.randn(4096, device="cuda")
     y = torch.randn(4096, device="cuda")
     square = y.view(64, 64)
@@ -54,13 +57,13 @@ def family(counts: tuple[int, ...]) -> list[FamilyMember]:
 
     # A launch without a dispatcher: the spin kernel of zero cycles is one C call around one kernel launch.
     units: list[tuple[str, int, int, int, int, Callable[[], Any]]] = [
-        ("bare launch", 1, 0, 0, 0, lambda: torch.cuda._sleep(0)),
+        ("bare launch", 1, 0, 0, 0, lambda: spin(0)),
         ("view", 0, 0, 1, 0, lambda: x.view(64, 64)),
         ("add_", 1, 1, 0, 0, lambda: x.add_(y)),
         ("view, add_", 1, 1, 1, 0, lambda: x.view(64, 64).add_(square)),
         ("Identity module", 0, 0, 0, 1, lambda: identity(x)),
         ("Identity module, add_", 1, 1, 0, 1, lambda: identity(x).add_(y)),
-        ("bare launch, view", 1, 0, 1, 0, lambda: (torch.cuda._sleep(0), x.view(64, 64))),
+        ("bare launch, view", 1, 0, 1, 0, lambda: (spin(0), x.view(64, 64))),
     ]
     return [
         FamilyMember(f"{n} x {name}", n * launches, n * operators, n * views, n * modules, repeat(n, unit))

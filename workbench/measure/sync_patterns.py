@@ -115,15 +115,17 @@ def measure_pattern(pattern: Pattern, *, repeats: int, spin_us: float, per_us: f
         pattern: what to run.
         repeats: timed calls.
         spin_us: length of the spin kernel.
-        per_us: cycles per microsecond of `torch.cuda._sleep`.
+        per_us: cycles per microsecond of the spin kernel.
     Returns:
         name, report, waited, waited_share, host_us_p20/p50/p80 (behind the spin), host_us_idle_p50 (idle device),
         debug_mode (what `set_sync_debug_mode` said: ``warned`` or ``silent``), instead.
     """
     import torch
 
+    from workbench.measure import unstable
     from workbench.measure.timing import percentile
 
+    spin = unstable.spin()
     call = pattern.call
     for _ in range(3):
         call()
@@ -138,7 +140,7 @@ def measure_pattern(pattern: Pattern, *, repeats: int, spin_us: float, per_us: f
     for _ in range(repeats):
         done = torch.cuda.Event()
         torch.cuda.synchronize()
-        torch.cuda._sleep(int(spin_us * per_us))
+        spin(int(spin_us * per_us))
         done.record()
         t0 = time.perf_counter_ns()
         call()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from workbench.measure import timing
+from workbench.measure import timing, unstable
 
 PREQUANTIZED, INCLUDING_Q = "prequantized", "including_q"
 EAGER_WARMUP_MS, EAGER_WINDOW_MS = 25, 100
@@ -38,9 +38,10 @@ def calls(
     folds inside the timed region.
     """
     import torch
-    from moe_kernels import _compat, mxfp8
+    from moe_kernels import mxfp8
     from moe_kernels.mxfp8 import linear, reference
 
+    scaled_grouped_mm = unstable.scaled_grouped_mm()
     if M % experts:
         raise ValueError(f"rows M must be a multiple of the {experts} experts for balanced groups; got {M}")
     g = torch.Generator(device="cuda").manual_seed(seed)
@@ -63,7 +64,7 @@ def calls(
         q_t, w_scale = q.payload.transpose(1, 2), reference.scale_value(q.row_scale).float()
 
         def torch_fp8(rows=folded.payload, scale=a_scale, q_t=q_t, w_scale=w_scale, fast=True):
-            return torch._scaled_grouped_mm(
+            return scaled_grouped_mm(
                 rows, q_t, scale, w_scale, offs=ends, out_dtype=torch.bfloat16, use_fast_accum=fast
             )
 
@@ -79,7 +80,7 @@ def calls(
             return out
 
         for source in (PREQUANTIZED, INCLUDING_Q):
-            add(BASELINE, source, lambda w_t=w_t: _compat.torch_grouped_mm(x, w_t, ends))
+            add(BASELINE, source, lambda w_t=w_t: torch.nn.functional.grouped_mm(x, w_t, offs=ends))
             add("bf16_expert_loop", source, loop)
             rows = folded if source == PREQUANTIZED else x
             options: dict[str, Any]
@@ -144,7 +145,7 @@ def ceilings() -> dict[str, float]:
     """Return this device's copy bandwidth and its BF16 and FP8 rates on an 8192 cube of random data."""
     import torch
 
-    side = 8192
+    side, scaled_mm = 8192, unstable.scaled_mm()
     a, b = (torch.randn(side, side, device="cuda").bfloat16() for _ in range(2))
     one = torch.ones((), device="cuda")
     fa, fb = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
@@ -152,7 +153,7 @@ def ceilings() -> dict[str, float]:
     bf16 = timing.percentile(timing.eager_device_us(lambda: a @ b, repeats=10), 0.5)
     fp8 = timing.percentile(
         timing.eager_device_us(
-            lambda: torch._scaled_mm(fa, fb, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True),
+            lambda: scaled_mm(fa, fb, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True),
             repeats=10,
         ),
         0.5,

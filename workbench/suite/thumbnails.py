@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,27 +85,35 @@ def _draw_in_process(wanted: Mapping[Path, Any], timeout_s: float) -> dict[str, 
         job.write_text(json.dumps([timeout_s, {str(path): figure for path, figure in wanted.items()}]))
         command = [sys.executable, "-m", "workbench.suite.thumbnails", name]
         quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.run(command, env={**os.environ, "TMPDIR": name}, **quiet)
+        # Not killed when a signal ends the wait: it sees that nobody asks any more, and takes its browser with it.
+        subprocess.Popen(command, env={**os.environ, "TMPDIR": name}, **quiet).wait()
         reasons = json.loads(answer.read_bytes()) if answer.is_file() else {}
     ended = "the drawing process ended early"
     return {path.stem: reasons.get(str(path), ended) for path in wanted if not path.is_file()}
 
 
 def main(folder: Path) -> None:
-    """Draw the figures of ``job.json`` and leave at its limit; ``reasons.json`` says why any of them is missing."""
+    """Draw the figures of ``job.json``, or leave at its limit or with the process that asked; ``reasons.json`` says why
+    any of them is missing."""
     timeout_s, wanted = json.loads((folder / "job.json").read_bytes())
     reasons = dict.fromkeys(wanted, f"drawing took more than {timeout_s:g} s")
 
     def leave() -> None:
         import psutil
 
-        replace_file(folder / "reasons.json", json.dumps(reasons))
+        with contextlib.suppress(OSError):  # whoever asked may be gone, with the folder
+            replace_file(folder / "reasons.json", json.dumps(reasons))
         for member in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 member.kill()
         os._exit(0)  # a browser that hangs also holds the interpreter's own end
 
-    threading.Timer(timeout_s, leave).start()
+    def watch(asked: int = os.getppid(), end: float = time.monotonic() + timeout_s) -> None:
+        while time.monotonic() < end and os.getppid() == asked:
+            time.sleep(0.2)
+        leave()
+
+    threading.Thread(target=watch, daemon=True).start()
     try:
         asyncio.run(_draw_all(wanted, reasons))
     except Exception as error:

@@ -26,7 +26,7 @@ def op_sheet(
     cases: Callable[[OpSheetParams], Sequence[Case]],
     heading: str,
     *,
-    target_percent: float | None = None,
+    claimed_percent: float | None = None,
     limit_us: float | None = None,
     **fields: Any,
 ) -> Experiment:
@@ -35,12 +35,12 @@ def op_sheet(
     Args:
         cases: makes inputs and calls on this machine's GPU.
         heading: the figure's title.
-        target_percent, limit_us: see `draw_sheet`.
+        claimed_percent, limit_us: see `draw_sheet`.
         **fields: the other fields of `Experiment`.
     """
 
     def draw(result: Result) -> go.Figure:
-        return draw_sheet(result, heading, target_percent, limit_us)
+        return draw_sheet(result, heading, claimed_percent, limit_us)
 
     return Experiment(slug=slug, group="s08_sync_free", kind="measured", params=OpSheetParams, figure=draw,
                       measure=partial(measure_sheet, cases), **fields)  # fmt: skip
@@ -71,9 +71,9 @@ def _rate(row: dict[str, Any]) -> str:
 
 
 def draw_sheet(
-    result: Result, title: str, target_percent: float | None = None, limit_us: float | None = None
+    result: Result, title: str, claimed_percent: float | None = None, limit_us: float | None = None
 ) -> go.Figure:
-    """Draw each case's share of its floor, or its time where `limit_us` is claimed. Dashed: the target."""
+    """Draw each case's share of its floor, or its time where `limit_us` is claimed. Dashed: what is claimed."""
 
     from workbench.core.colours import INK, SERIES
     from workbench.views.plotting import WIDE_LABELS, figure, on
@@ -103,9 +103,9 @@ def draw_sheet(
         )
     if limit_us is None:
         fig.add_vline(x=100, line_color=INK, line_width=1)
-    if target_percent is not None:
-        fig.add_vline(x=target_percent, line_color=INK, line_dash="dash", line_width=1)
-        fig.add_annotation(x=target_percent, y=1, yref="paper", text=f"{target_percent:g} %", showarrow=False,
+    if claimed_percent is not None:
+        fig.add_vline(x=claimed_percent, line_color=INK, line_dash="dash", line_width=1)
+        fig.add_annotation(x=claimed_percent, y=1, yref="paper", text=f"{claimed_percent:g} %", showarrow=False,
                            yanchor="bottom")  # fmt: skip
     fig.update_yaxes(categoryorder="array", categoryarray=[label(r) for r in rows][::-1])
     drawn = "percent of the floor" if limit_us is None else f"device time (us), claimed: at most {limit_us:g}"

@@ -60,8 +60,10 @@ class Explorer:
         hints = typing.get_type_hints(params)
         self.controls = {}
         for name, f in fields.items():
+            if only is not None and name not in only:
+                continue
             control = _control(f, getattr(result.params, name), hints[name], choices.get(name))
-            if control is not None and (only is None or name in only):
+            if control is not None:
                 control.observe(self._changed, names="value")
                 self.controls[name] = control
         reset = widgets.Button(description="Defaults", tooltip="Set every slider back to its default")

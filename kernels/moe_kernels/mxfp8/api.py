@@ -147,7 +147,9 @@ def grouped_gemm(
         if share_memory(out, rows) or share_memory(out, w.payload):
             raise ValueError("out must not share memory with an input")
     check_no_grad("mxfp8.grouped_gemm", rows, out)
-    if impl is None and variant is not None:
+    if variant is not None:
+        if impl not in (None, "cuda"):
+            raise ValueError(f"variant chooses a CUDA kernel: expected impl=None or 'cuda' beside it, got {impl!r}")
         impl = "cuda"
     if impl is None and isinstance(w, Folded) and rows.dtype is torch.float32:
         a = _fold_rows(rows, rceil, scratch, pick_impl(None, rows.device, _misfit(rows, w, out)), False, out)

@@ -30,11 +30,17 @@ def _quantize_weight(weight: torch.Tensor, rounding: str, impl: str | None) -> F
     return Folded(payload.view(E, N, K), scale.view(E, N))
 
 
-def weight_gradient(grad_MN: torch.Tensor, x_MK: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Return sum over each group's rows of grad^T x, [E, N, K], in the dtype of x; groups without rows get zeros."""
-    if x_MK.device.type == "cuda" and x_MK.dtype is torch.bfloat16:
+def weight_gradient(
+    grad_MN: torch.Tensor, x_MK: torch.Tensor, ends: torch.Tensor, impl: str | None = None
+) -> torch.Tensor:
+    """Return sum over each group's rows of grad^T x, [E, N, K], in the dtype of x; groups without rows get zeros.
+
+    A BF16 product, which no MXFP8 kernel computes: "triton" and "reference" name its own, all else chooses by device.
+    """
+    named = impl if impl in ("triton", "reference") else None
+    if named is None and x_MK.device.type == "cuda" and x_MK.dtype is torch.bfloat16:
         return _compat.torch_grouped_mm(grad_MN.t(), x_MK, ends)
-    return grouped_gemm_wgrad(grad_MN, x_MK, ends)
+    return grouped_gemm_wgrad(grad_MN, x_MK, ends, impl=named)
 
 
 class _GroupedLinear(torch.autograd.Function):
@@ -50,7 +56,7 @@ class _GroupedLinear(torch.autograd.Function):
         x, ends = ctx.saved_tensors
         grad = grads[0].contiguous()
         grad_x = _product(grad, ctx.cache.transposed, ends, ctx.rounding, ctx.impl) if ctx.needs_input_grad[0] else None
-        grad_w = weight_gradient(grad, x, ends).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
+        grad_w = weight_gradient(grad, x, ends, ctx.impl).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
         return grad_x, grad_w, None, None, None, None
 
 
@@ -77,7 +83,7 @@ def grouped_linear(
         ends: cumulative group ends [E], int32.
         cache: folded copies of `weight`; quantised here when not given.
         rounding: "floor" or "rceil".
-        impl: see `moe_kernels.mxfp8.rows`.
+        impl: see `moe_kernels.mxfp8.rows`; of the weight gradient see `weight_gradient`.
     """
     return _GroupedLinear.apply(x, weight, ends, cache or QuantizedWeight(weight, rounding, impl), rounding, impl)  # type: ignore[return-value]
 
