@@ -173,7 +173,8 @@ def test_only_listed_variables_and_no_identity(monkeypatch, three_gpus):
 def test_needs_no_more_than_the_standard_library(tmp_path):
     """Module-level imports must work on a bare machine: isolated Python without site-packages."""
     root = Path(audit.__file__).parents[2]
-    code = f"import sys; sys.path.insert(0, {str(root)!r}); import workbench.core.audit as a; a.main(['--json'])"
+    code = f"import json, sys; sys.path.insert(0, {str(root)!r}); from workbench.core import audit as a; "
+    code += "print(json.dumps(a.environment()))"
     done = subprocess.run(
         [sys.executable, "-S", "-I", "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
     )

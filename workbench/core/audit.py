@@ -324,19 +324,3 @@ def _gpu_lines(i: int, gpu: Mapping[str, Any], state: Mapping[str, Any]) -> list
 
 def _say(value: Any) -> str:
     return "unknown" if value is None else str(value)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Print the audit: ``python -m workbench.core.audit [--json]``, for a machine with torch alone."""
-    import argparse
-    import json
-
-    parser = argparse.ArgumentParser(prog="python -m workbench.core.audit", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="machine-readable")
-    as_json, found = parser.parse_args(argv).json, environment()
-    print(json.dumps(found, indent=1) if as_json else "\n".join(f"{item:24} {value}" for item, value in table(found)))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
