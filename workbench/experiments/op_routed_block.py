@@ -269,5 +269,5 @@ EXPERIMENT = Experiment(
         "tests/kernels/test_block.py",
         "tests/kernels/test_block_gpu.py",
     ),
-    recording="2026-12-01_h200_b406a39",
+    recording="2026-12-01_h200_efd5b84",
 )
