@@ -14,14 +14,15 @@ from workbench.experiments import load, slugs
 # Columns of which more than a fifth may be null, since null means that the thing is absent there.
 ABSENT = {
     ("fig32_critical_microbatch", MAIN): {
-        "launches": "a replay launches once", "wall_us_p50": "only eager calls are profiled", "idle_share": "as before",
+        "launches": "a replay launches once", "wall_us_p50": "only eager calls are profiled",
+        "idle_share": "only eager calls are profiled",
         "activation_bytes": "only of training", "waits": "only of the routed layer", "graphs": "only compiled layers",
         "graph_breaks": "only compiled layers",
     },
     ("fig45_lbl_branch", MAIN): {"tokens_per_s": "measured at some steps"},
     ("fig74_submission_regimes", "lane"): {"label": "joined kernels have no name"},
     ("fig74_submission_regimes_ep", "lane"): {"label": "joined kernels have no name"},
-    ("tab12_headroom_operations", MAIN): {"row": "not an operation of the report's table", "report": "as before"},
+    ("tab12_headroom_operations", MAIN): dict.fromkeys(("row", "report"), "not an operation of the report's table"),
     ("tab13_host_synchronization", MAIN): {"report": "no pattern of the report's table", "instead": "none is needed"},
     ("tab48_submission_tax", MAIN): dict.fromkeys(
         ("submit_us_p50", "back_to_back_us_p50", "rotating_us_p50", "launches"), "measured of eager calls"
