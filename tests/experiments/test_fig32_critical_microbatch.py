@@ -303,6 +303,29 @@ def test_measuring_visits_every_region_and_keeps_its_rows_whatever_the_compiler_
     assert result.checks and result.figure().data
 
 
+def test_a_crash_while_compiling_is_a_refusal_and_any_other_end_is_an_error(monkeypatch):
+    from workbench.core.record import Recorder
+    from workbench.measure import blocks, processes, timing
+
+    device = Device(monkeypatch)
+    monkeypatch.setattr(blocks, "Layers", lambda experts, gemm, router_mode: PretendedLayers(device, None))
+    monkeypatch.setattr(blocks, "activation_bytes", lambda region: 1000)
+    monkeypatch.setattr(timing, "captured_graph", lambda calls, warmup: SimpleNamespace(replay=calls[0]))
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+
+    def ends(error: Exception) -> Recorder:
+        monkeypatch.setattr(processes, "in_new_process", lambda *_: (_ for _ in ()).throw(error))
+        recorder = Recorder("fig32_critical_microbatch", {})
+        fig32.measure(fig32.CriticalMicrobatchParams(tokens=(1024,), compiled_tokens=(1024,)), recorder)
+        return recorder
+
+    recorder = ends(processes.ProcessCrashedError("ended by SIGSEGV"))
+    assert set(recorder.groups["protocol"]["compile"].values()) == {"refused: ended by SIGSEGV"}
+    assert {r["mode"] for r in recorder.rows} == {"eager", "replay"}
+    with pytest.raises(processes.ProcessEndedError, match="out of memory"):
+        ends(processes.ProcessEndedError("out of memory"))
+
+
 def test_several_layers_stand_side_by_side_and_a_wait_is_said(monkeypatch):
     device = Device(monkeypatch, waits=True)
     result = workbench.critical_microbatch({"a": device.prepare, "b": device.prepare}, [1, 2], unit="sequences")

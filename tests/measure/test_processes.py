@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from workbench.measure.processes import ProcessEndedError, in_new_process
+from workbench.measure.processes import ProcessCrashedError, ProcessEndedError, in_new_process
 
 
 def _crash(number: int) -> None:
@@ -30,8 +30,9 @@ def test_the_answer_is_that_of_another_process():
     ],
 )
 def test_what_ends_it_is_named(function, args, said):
-    with pytest.raises(ProcessEndedError, match=said):
+    with pytest.raises(ProcessEndedError, match=said) as raised:
         in_new_process(function, *args)
+    assert isinstance(raised.value, ProcessCrashedError) == (function is _crash)
 
 
 def test_one_that_takes_too_long_is_ended():

@@ -29,6 +29,11 @@ STEPS = {"submit": Submit, "work": HostWork, "wait": HostWait, "record": EventRe
          "push": RangePush, "pop": RangePop}  # fmt: skip
 
 
+def one(label: str, cost: float, duration: float, **op: Any) -> Submit:
+    """A submission of one operation of its name."""
+    return Submit(label, cost, (Op(label, duration, **op),))
+
+
 def program(data: dict[str, Any]) -> Program:
     """The inverse of `program_to_json`."""
 

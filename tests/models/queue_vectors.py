@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from queue_properties import one
 
 from workbench.core.files import replace_file
 from workbench.models.headroom import blocks_ahead, device_headroom, idle_intervals, queued_blocks
@@ -39,39 +40,31 @@ def _block(i: int, *steps: Any) -> list[Any]:
     return [RangePush(f"block {i}"), *steps, RangePop()]
 
 
-def _one(label: str, cost: float, duration: float, **op: Any) -> Submit:
-    return Submit(label, cost, (Op(label, duration, **op),))
-
-
 def hand_made() -> list[Program]:
     """Programs that each isolate one part of the rule."""
-    dry = [s for i in range(8) for s in _block(i, _one(f"b{i + 1}", 1.55, 1.0))]
+    dry = [s for i in range(8) for s in _block(i, one(f"b{i + 1}", 1.55, 1.0))]
     routed = []
     for i in range(3):
-        routed += _block(
-            i, _one(f"route {i}", 0.5, 1.0), HostWait("sync", op=f"route {i}"), _one(f"rest {i}", 0.5, 1.5)
-        )
+        routed += _block(i, one(f"route {i}", 0.5, 1.0), HostWait("sync", op=f"route {i}"), one(f"rest {i}", 0.5, 1.5))
     return [
         Program((), name="empty"),
         Program((), (Op("lead", 2),), name="lead only"),
         Program((HostWork("python", 3),), name="host only"),
-        Program((_one("k1", 1, 2), _one("k2", 1, 2), _one("k3", 7, 1)), name="integers"),
+        Program((one("k1", 1, 2), one("k2", 1, 2), one("k3", 7, 1)), name="integers"),
         Program(tuple(dry), (Op("lead", 3.25),), name="running dry"),
-        Program(
-            (_one("k1", 0.4, 2.0), _one("k2", 0.4, 2.0), *(_one(f"k{i}", 2.0, 0.7) for i in range(4, 8))), name="k"
-        ),
+        Program((one("k1", 0.4, 2.0), one("k2", 0.4, 2.0), *(one(f"k{i}", 2.0, 0.7) for i in range(4, 8))), name="k"),
         Program(tuple(routed), name="wait in every block"),
         Program(
-            (_one("a", 1, 4, stream=1), _one("b", 1, 3, stream=2, after=("a",)), HostWait("w", stream=2)), name="after"
+            (one("a", 1, 4, stream=1), one("b", 1, 3, stream=2, after=("a",)), HostWait("w", stream=2)), name="after"
         ),
         Program(
             (
-                _one("a", 1, 4, stream=1),
+                one("a", 1, 4, stream=1),
                 EventRecord("done a", stream=1, cost=0.25),
                 StreamWait("done a", stream=2, cost=0.25),
-                _one("b", 1, 2, stream=2),
+                one("b", 1, 2, stream=2),
                 HostWait("w", event="done a"),
-                _one("c", 1, 1, stream=1),
+                one("c", 1, 1, stream=1),
                 HostWait("all", device=0),
                 HostWork("tail", 0.5),
             ),
@@ -80,8 +73,8 @@ def hand_made() -> list[Program]:
         Program(
             (Submit("graph", 1, tuple(Op(f"n{i}", 0.5 * i, stream=i % 2) for i in range(5))),), name="graph launch"
         ),
-        Program((_one("a", 1, 2, device=0), _one("b", 1, 2, device=1), HostWait("w", device=1)), name="two devices"),
-        Program((_one("same", 1, 3), _one("same", 1, 1), HostWait("w", op="same")), name="repeated label"),
+        Program((one("a", 1, 2, device=0), one("b", 1, 2, device=1), HostWait("w", device=1)), name="two devices"),
+        Program((one("same", 1, 3), one("same", 1, 1), HostWait("w", op="same")), name="repeated label"),
         Program(
             (
                 Submit("a", 2, (Op("a", 3),)),
@@ -91,7 +84,7 @@ def hand_made() -> list[Program]:
             ),
             name="two threads",
         ),
-        Program((_one("zero", 0, 0), _one("k", 0, 1), HostWait("w", op="zero")), name="zero lengths"),
+        Program((one("zero", 0, 0), one("k", 0, 1), HostWait("w", op="zero")), name="zero lengths"),
     ]
 
 

@@ -6,14 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from queue_properties import one
 from queue_vectors import readouts
 
 from workbench.models.headroom import blocks_ahead, busy_window, device_headroom, idle_intervals, queued_blocks
-from workbench.models.submission import HostWait, HostWork, Op, Program, RangePop, RangePush, Submit, simulate
-
-
-def one(label: str, cost: float, duration: float, **op: Any) -> Submit:
-    return Submit(label, cost, (Op(label, duration, **op),))
+from workbench.models.submission import HostWait, HostWork, Op, Program, RangePop, RangePush, simulate
 
 
 def test_curve_by_hand() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import numpy as np
 import pytest
+from queue_properties import one
 from queue_properties import program as from_json
 
 from workbench.models import submission as S
@@ -24,10 +24,6 @@ from workbench.models.submission import (
     program_to_json,
     simulate,
 )
-
-
-def one(label: str, cost: float, duration: float, **op: Any) -> Submit:
-    return Submit(label, cost, (Op(label, duration, **op),))
 
 
 def test_events_table_by_hand() -> None:

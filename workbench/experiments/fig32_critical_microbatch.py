@@ -85,7 +85,7 @@ def measure(params: CriticalMicrobatchParams, recorder: Any) -> None:
 
     from workbench.measure.blocks import LAYERS, PASSES, Layers
     from workbench.measure.critical import SizeSweep
-    from workbench.measure.processes import ProcessEndedError, in_new_process
+    from workbench.measure.processes import ProcessCrashedError, in_new_process
     from workbench.measure.regions import spin_cycles_per_us
 
     sweep = SizeSweep(spin_cycles_per_us())
@@ -111,7 +111,7 @@ def measure(params: CriticalMicrobatchParams, recorder: Any) -> None:
             try:
                 compiled[layer], found = in_new_process(_measure_compiled, params, layer, sweep.per_us)
                 sweep.extend(found)
-            except ProcessEndedError as error:
+            except ProcessCrashedError as error:
                 compiled[layer] = f"refused: {error}"
             print(f"{layer}, compiled: {compiled[layer]}, {time.monotonic() - started:.0f} s", flush=True)
     except KeyboardInterrupt:

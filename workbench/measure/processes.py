@@ -20,6 +20,10 @@ class ProcessEndedError(RuntimeError):
     """A process that measured ended without an answer: it crashed, raised or took too long."""
 
 
+class ProcessCrashedError(ProcessEndedError):
+    """A signal ended it."""
+
+
 def in_new_process(function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> Any:
     """Return `function(*args)` of a fresh interpreter: a process start of its own, and a compiler's crash stays there.
 
@@ -29,7 +33,7 @@ def in_new_process(function: Callable[..., Any], *args: Any, timeout_s: float | 
         function: of an importable module; arguments and result must pickle.
         timeout_s: longest time that it may take; None: any.
     Raises:
-        ProcessEndedError: it crashed, raised or took longer; the message says which.
+        ProcessEndedError: it raised or took longer, or as ProcessCrashedError: a signal ended it.
     """
     named = f"the process of {function.__module__}.{function.__qualname__}"
     path = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
@@ -42,12 +46,10 @@ def in_new_process(function: Callable[..., Any], *args: Any, timeout_s: float | 
         except subprocess.TimeoutExpired:
             raise ProcessEndedError(f"{named} took longer than {timeout_s:g} s") from None
         if done.returncode < 0:
-            raise ProcessEndedError(f"{named} crashed: ended by {signal.Signals(-done.returncode).name}")
+            raise ProcessCrashedError(f"{named} crashed: ended by {signal.Signals(-done.returncode).name}")
         if done.returncode:
-            told = done.stderr.decode(errors="replace").strip()
-            raise ProcessEndedError(
-                f"{named} failed: {told.splitlines()[-1] if told else done.returncode}\n{told[-3000:]}"
-            )
+            told = done.stderr.decode(errors="replace").strip() or str(done.returncode)
+            raise ProcessEndedError(f"{named} failed: {told.splitlines()[-1]}\n{told[-3000:]}")
         return pickle.loads(target.read_bytes())
 
 
