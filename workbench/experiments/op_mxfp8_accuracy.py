@@ -123,14 +123,14 @@ def draw(result: Result) -> go.Figure:
         )  # fmt: skip
     losses = result.rows("loss")
     # The curves coincide: the wider one beneath stays visible.
-    looks = (("bf16", SERIES[3], "solid", 4), ("mxfp8", SERIES[0], "dot", 1.2))
-    for precision, colour, dash, width in looks:
+    looks = (("bf16", SERIES[5], "solid", 4, 0.5), ("mxfp8", SERIES[6], "dot", 1.2, 1.0))
+    for precision, colour, dash, width, opacity in looks:
         for seed in sorted({r["seed"] for r in losses}):
             run = [r for r in losses if r["precision"] == precision and r["seed"] == seed]
             fig.add_scatter(
                 x=[r["step"] for r in run], y=[r["loss"] for r in run], name=f"loss, {precision}",
                 legendgroup=precision, showlegend=seed == losses[0]["seed"],
-                line={"color": colour, "dash": dash, "width": width}, row=2, col=1,
+                line={"color": colour, "dash": dash, "width": width}, opacity=opacity, row=2, col=1,
             )  # fmt: skip
     fig.update_xaxes(type="log", title="relative error (log)", exponentformat="power", row=1, col=1)
     fig.update_yaxes(autorange="reversed", row=1, col=1)

@@ -165,7 +165,7 @@ def draw(result: Result) -> go.Figure:
     fig.add_vline(x=capacity, line_color=INK, line_dash="dash", row=1, col=1)  # type: ignore[arg-type]
     for name, column, colour in (
         ("routes dropped", "drop_rate", SERIES[4]),
-        ("capacity used", "capacity_use", SERIES[0]),
+        ("capacity used", "capacity_use", SERIES[6]),
     ):
         line = go.Scatter(
             x=[r["capacity_factor"] for r in curve],
